@@ -1,0 +1,145 @@
+/* pyengine.h: the whole C API. The text between the two cdef markers is read by
+ * setup.py and handed to cffi, so it must stay free of the preprocessor (plain
+ * integer #defines excepted). Nothing else in csrc/ is visible to Python.
+ *
+ * C returns codes: it never prints, aborts, or allocates inside an instruction. */
+#ifndef PYENGINE_H
+#define PYENGINE_H
+#include <stddef.h>
+#include <stdint.h>
+
+/* cdef-begin */
+
+/* ---- status codes ------------------------------------------------------- */
+#define PE_OK 0
+#define PE_ENOMEM 1      /* an allocation failed */
+#define PE_EINVAL 2      /* an argument is out of its range */
+#define PE_ERANGE 3      /* an operand lies outside its region */
+#define PE_ESTOPPED 4    /* the stop flag was set; nothing was committed */
+#define PE_ENONFINITE 5  /* a logit is NaN or infinite */
+#define PE_EEMPTY 6      /* every candidate is masked */
+
+/* ---- cpu.c: what this machine can run ------------------------------------ */
+#define PE_ISA_SCALAR 0
+#define PE_ISA_AVX2 1        /* with FMA and F16C */
+#define PE_ISA_AVXVNNI 2
+#define PE_ISA_AVX512 4      /* F, BW, DQ, VL and VNNI together */
+#define PE_ISA_AMX 8
+#define PE_ISA_NEON 16
+#define PE_ISA_DOTPROD 32
+#define PE_ISA_I8MM 64
+uint32_t pe_cpu_isa(void);             /* bits this CPU and OS support */
+const char *pe_cpu_name(void);         /* brand string, "" if unknown */
+
+/* ---- types.c: ggml tensor types ------------------------------------------- */
+typedef struct pe_type {
+  int32_t id;              /* ggml type id as stored in GGUF */
+  int32_t block;           /* elements per block */
+  int32_t bytes;           /* bytes per block */
+  const char *name;        /* "Q4_K" */
+} pe_type;
+const pe_type *pe_types(int32_t *n);             /* every known type, ascending id */
+const pe_type *pe_type_by_id(int32_t id);        /* NULL if unknown */
+
+/* ---- kernel.h: matrix products --------------------------------------------- */
+#define PE_ACT_F32 0     /* activation row: float[k] */
+#define PE_ACT_Q32 1     /* int8 q[k], float d[k/32], int32 s[k/32]: see kernel.h */
+#define PE_ACT_Q256 2    /* int8 q[k], float d[k/256], int16 s[k/16] */
+
+typedef struct pe_mm {
+  const uint8_t *w;        /* weight row r starts at w + r*w_stride */
+  int64_t w_stride;        /* bytes */
+  int64_t k;               /* columns, a multiple of the type's block */
+  int64_t r0, r1;          /* the rows to make, r0 < r1 */
+  const uint8_t *x;        /* activation row of token t at x + t*x_stride, 64-byte aligned */
+  int64_t x_stride;        /* bytes, a multiple of 64 */
+  int64_t n;               /* tokens, within the row's n_min..n_max */
+  float *y;                /* result of (t, r) at y[t*y_stride + r] */
+  int64_t y_stride;        /* floats */
+  void *scratch;           /* PE_SCRATCH bytes of this thread, 64-byte aligned */
+} pe_mm;
+#define PE_SCRATCH 262144
+
+typedef struct pe_row {    /* one kernel, as Python sees it */
+  const char *name;        /* "mm_q4_k_avx2_many" */
+  int32_t wtype;           /* ggml type id of the weights */
+  int32_t act;             /* PE_ACT_* */
+  uint32_t isa;            /* bits it needs */
+  int32_t n_min, n_max;    /* tokens it takes */
+  void (*fn)(const pe_mm *);
+} pe_row;
+const pe_row *pe_rows(int32_t *n);               /* every row in this build, whether or not this CPU can run it */
+int64_t pe_act_stride(int32_t act, int64_t k);   /* bytes of an activation row, a multiple of 64; -1 if k is not legal */
+int pe_dequant(int32_t wtype, const void *row, float *y, int64_t k);  /* PE_EINVAL: type or k not supported */
+
+/* ---- kernel.h: everything that is not a matrix product ---------------------- */
+#define PE_PAGE 64         /* positions per KV page */
+#define PE_CHUNK 256       /* positions per attention chunk */
+#define PE_ACT_SILU 0
+#define PE_ACT_GELU 1        /* tanh form */
+#define PE_ACT_GELU_ERF 2
+#define PE_ACT_GELU_QUICK 3
+#define PE_ACT_RELU 4
+
+typedef struct pe_attn {   /* one KV head, its group of query heads, some tokens of one sequence, some chunks */
+  const float *q;          /* query of (token i, head g): q + i*q_stride + g*dk, rope applied */
+  int64_t q_stride;        /* floats */
+  int64_t n_q, n_group;    /* tokens; query heads that share this KV head */
+  int64_t dk, dv;          /* head sizes of K and V */
+  int64_t pos;             /* position of token 0; token i sees positions p <= pos+i ... */
+  int64_t window;          /* ... with p > pos+i-window, where window > 0 */
+  const uint8_t *kv;       /* page p of this layer at kv + table[p]*page_stride */
+  const int32_t *table;
+  int64_t page_stride;     /* bytes */
+  int64_t k_off, v_off;    /* this head's K and V within the page: K is f16 [dk][PE_PAGE], V is f16 [PE_PAGE][dv] */
+  float scale;             /* score = rn(q.k * scale), then cap*tanh(score/cap) where softcap > 0 */
+  float softcap;
+  int64_t c0, c1;          /* chunks to visit, clipped by what each token sees */
+  float *part;             /* not NULL: partials of (i, g, chunk c) at part + ((i*n_group+g)*part_chunks + c)*part_stride: o[dv], m, l */
+  int64_t part_chunks, part_stride;   /* part_stride >= dv + 2, floats */
+  float *o;                /* part NULL: finished output of (i, g) at o + i*o_stride + g*dv */
+  int64_t o_stride;
+  void *scratch;           /* PE_SCRATCH bytes */
+} pe_attn;
+
+typedef struct pe_vops {   /* one tier's table; every member gives the same bits on every tier */
+  const char *name;        /* "scalar", "avx2" */
+  uint32_t isa;
+  void (*rms_norm)(float *y, const float *x, const float *w, int64_t n, float eps);     /* w NULL: no weight; y may be x */
+  void (*layer_norm)(float *y, const float *x, const float *w, const float *b, int64_t n, float eps); /* b may be NULL */
+  void (*quant32)(void *row, const float *x, int64_t k, int64_t b0, int64_t b1);   /* blocks b0..b1 of 32 of a row of k */
+  void (*quant256)(void *row, const float *x, int64_t k, int64_t b0, int64_t b1);  /* blocks of 256 */
+  void (*add)(float *y, const float *a, const float *b, int64_t n);                /* y may be a or b, here and below */
+  void (*mul)(float *y, const float *a, const float *b, int64_t n);
+  void (*scale)(float *y, const float *a, float s, int64_t n);
+  void (*act)(int32_t kind, float *y, const float *x, int64_t n);                  /* PE_ACT_SILU ... */
+  void (*glu)(int32_t kind, float *y, const float *gate, const float *up, int64_t n);  /* y = rn(act(gate)*up) */
+  void (*softcap)(float *y, const float *x, float cap, int64_t n);                 /* cap*tanh(x/cap) */
+  void (*exp)(float *y, const float *x, int64_t n);
+  void (*log)(float *y, const float *x, int64_t n);
+  void (*rope_table)(float *cs, const double *freq, int64_t n, int64_t pos, float mscale);
+      /* cs[j] = cos(pos*freq[j])*mscale, cs[n+j] = sin(...)*mscale */
+  void (*rope_adjacent)(float *x, const float *cs, int64_t n_rot);  /* pairs (2j, 2j+1), j < n_rot/2 */
+  void (*rope_halves)(float *x, const float *cs, int64_t n_rot);    /* pairs (j, j+n_rot/2) */
+  void (*kv_store)(uint8_t *kpage, uint8_t *vpage, int64_t slot, const float *k, const float *v, int64_t dk, int64_t dv);
+      /* writes column `slot` of K (f16 [dk][PE_PAGE]) and row `slot` of V (f16 [PE_PAGE][dv]) */
+  void (*attn)(const pe_attn *a);
+  void (*attn_merge)(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv);
+      /* partials of chunks c0..c1 (c at part + c*part_stride) into a finished o[dv] */
+  double (*softmax_sum)(const float *logits, int64_t n, float max, float inv_t);
+      /* sum of exp(rn((logit-max)*inv_t)): blocks of 4096 ids, sixteen lanes each, blocks added in order in float; returned exactly */
+} pe_vops;
+const pe_vops *pe_vops_all(int32_t *n);          /* every tier in this build, scalar first */
+
+/* ---- gguf.c: the header scanner -------------------------------------------- */
+/* gguf-section */
+
+/* ---- sample.c: passes over the vocabulary ------------------------------------ */
+/* sample-section */
+
+/* ---- pool.c, exec.c: threads, instructions, steps ------------------------------ */
+/* exec-section */
+
+/* cdef-end */
+
+#endif
