@@ -1,0 +1,91 @@
+/* blocks.h: how the quantized ggml types lie in a GGUF file, little endian.
+ * Layout only: what the bytes mean is mm_scalar.c's business. Included by kernel
+ * files. Every struct is packed (alignment 1), because a tensor's data starts
+ * wherever the file puts it; read multi-byte members through memcpy or unaligned
+ * vector loads, never through a pointer to the member. Halves are raw f16 bits. */
+#ifndef PE_BLOCKS_H
+#define PE_BLOCKS_H
+#include <stdint.h>
+
+#define PE_PACKED __attribute__((packed))
+
+typedef uint16_t pe_half; /* the bits of an IEEE binary16 */
+
+/* ---- 32 elements per block ---------------------------------------------------
+ * Nibbles: byte j holds element j low, element j+16 high. */
+
+typedef struct PE_PACKED pe_q4_0 {
+  pe_half d;              /* x = d * (q - 8) */
+  uint8_t qs[16];
+} pe_q4_0;
+
+typedef struct PE_PACKED pe_q4_1 {
+  pe_half d, m;           /* x = d * q + m */
+  uint8_t qs[16];
+} pe_q4_1;
+
+typedef struct PE_PACKED pe_q5_0 {
+  pe_half d;              /* x = d * (q - 16) */
+  uint8_t qh[4];          /* bit j of the little-endian word: bit 4 of element j */
+  uint8_t qs[16];
+} pe_q5_0;
+
+typedef struct PE_PACKED pe_q5_1 {
+  pe_half d, m;           /* x = d * q + m */
+  uint8_t qh[4];
+  uint8_t qs[16];
+} pe_q5_1;
+
+typedef struct PE_PACKED pe_q8_0 {
+  pe_half d;              /* x = d * q */
+  int8_t qs[32];
+} pe_q8_0;
+
+/* ---- 256 elements per block --------------------------------------------------- */
+
+typedef struct PE_PACKED pe_q2_k {
+  uint8_t scales[16];     /* per 16 elements: scale low nibble, minimum high nibble */
+  uint8_t qs[64];         /* 2 bits each: 32 bytes per 128 elements, bits 2g.. are group g of 32 */
+  pe_half d, dmin;        /* x = d * scale * q - dmin * minimum */
+} pe_q2_k;
+
+typedef struct PE_PACKED pe_q3_k {
+  uint8_t hmask[32];      /* bit g of byte j: bit 2 of element 32*g + j */
+  uint8_t qs[64];         /* low 2 bits, laid out as in Q2_K */
+  uint8_t scales[12];     /* sixteen 6-bit scales, stored + 32 */
+  pe_half d;              /* x = d * (scale - 32) * (q - 4) */
+} pe_q3_k;
+
+typedef struct PE_PACKED pe_q4_k {
+  pe_half d, dmin;        /* x = d * scale * q - dmin * minimum */
+  uint8_t scales[12];     /* eight 6-bit scales and eight 6-bit minima, per 32 elements */
+  uint8_t qs[128];        /* 32 bytes per 64 elements: first 32 low nibbles, next 32 high */
+} pe_q4_k;
+
+typedef struct PE_PACKED pe_q5_k {
+  pe_half d, dmin;
+  uint8_t scales[12];     /* as in Q4_K */
+  uint8_t qh[32];         /* bit g of byte j: bit 4 of element 32*g + j */
+  uint8_t qs[128];        /* low 4 bits, as in Q4_K */
+} pe_q5_k;
+
+typedef struct PE_PACKED pe_q6_k {
+  uint8_t ql[128];        /* low 4 bits: 64 bytes per 128 elements */
+  uint8_t qh[64];         /* high 2 bits: 32 bytes per 128 elements */
+  int8_t scales[16];      /* per 16 elements */
+  pe_half d;              /* x = d * scale * (q - 32) */
+} pe_q6_k;
+
+_Static_assert(sizeof(pe_half) == 2, "F16 and BF16 elements");
+_Static_assert(sizeof(pe_q4_0) == 18, "Q4_0 block");
+_Static_assert(sizeof(pe_q4_1) == 20, "Q4_1 block");
+_Static_assert(sizeof(pe_q5_0) == 22, "Q5_0 block");
+_Static_assert(sizeof(pe_q5_1) == 24, "Q5_1 block");
+_Static_assert(sizeof(pe_q8_0) == 34, "Q8_0 block");
+_Static_assert(sizeof(pe_q2_k) == 84, "Q2_K block");
+_Static_assert(sizeof(pe_q3_k) == 110, "Q3_K block");
+_Static_assert(sizeof(pe_q4_k) == 144, "Q4_K block");
+_Static_assert(sizeof(pe_q5_k) == 176, "Q5_K block");
+_Static_assert(sizeof(pe_q6_k) == 210, "Q6_K block");
+_Static_assert(_Alignof(pe_q6_k) == 1 && _Alignof(pe_q4_0) == 1, "blocks may start at any byte");
+#endif
