@@ -11,6 +11,23 @@
 
 typedef uint16_t pe_half; /* the bits of an IEEE binary16 */
 
+/* ggml ids of the types that have kernels; types.c lists every type. */
+enum {
+  PE_F32 = 0,
+  PE_F16 = 1,
+  PE_Q4_0 = 2,
+  PE_Q4_1 = 3,
+  PE_Q5_0 = 6,
+  PE_Q5_1 = 7,
+  PE_Q8_0 = 8,
+  PE_Q2_K = 10,
+  PE_Q3_K = 11,
+  PE_Q4_K = 12,
+  PE_Q5_K = 13,
+  PE_Q6_K = 14,
+  PE_BF16 = 30,
+};
+
 /* ---- 32 elements per block ---------------------------------------------------
  * Nibbles: byte j holds element j low, element j+16 high. */
 

@@ -71,6 +71,8 @@ typedef struct pe_row {    /* one kernel, as Python sees it */
 const pe_row *pe_rows(int32_t *n);               /* every row in this build, whether or not this CPU can run it */
 int64_t pe_act_stride(int32_t act, int64_t k);   /* bytes of an activation row, a multiple of 64; -1 if k is not legal */
 int pe_dequant(int32_t wtype, const void *row, float *y, int64_t k);  /* PE_EINVAL: type or k not supported */
+void pe_fma_soft(float *y, const float *a, const float *b, const float *c, int64_t n);  /* for tests: softfloat.h */
+void pe_half_soft(uint16_t *h, float *y, const float *x, int64_t n);  /* for tests: x to half h and back to y */
 
 /* ---- kernel.h: everything that is not a matrix product ---------------------- */
 #define PE_PAGE 64         /* positions per KV page */

@@ -1,0 +1,54 @@
+/* kernels.c: gathers the tables that the kernel files export into the two lists Python
+ * sees: matrix products (pe_rows) and tiers of the other ops (pe_vops_all). It chooses
+ * nothing: rows this CPU cannot run are listed too, with the ISA bits they need.
+ * Adding a kernel file is one line below. */
+#include <pthread.h>
+
+#include "kernel.h"
+
+static const pe_row *const row_tables[] = {
+    pe_rows_scalar,
+};
+
+static const pe_vops *const vops_tiers[] = {
+    NULL,
+};
+
+#define N_TABLES (sizeof row_tables / sizeof row_tables[0])
+#define N_TIERS (sizeof vops_tiers / sizeof vops_tiers[0])
+enum { MAX_ROWS = 512, MAX_TIERS = 16 };
+_Static_assert(N_TIERS <= MAX_TIERS, "one slot per tier");
+
+static pe_row rows[MAX_ROWS];
+static pe_vops tiers[MAX_TIERS];
+static int32_t n_rows, n_tiers;
+static pthread_once_t gathered = PTHREAD_ONCE_INIT;
+
+static void gather(void) {
+  for (size_t i = 0; i < N_TABLES; i++)
+    for (const pe_row *r = row_tables[i]; r->fn && n_rows < MAX_ROWS; r++) rows[n_rows++] = *r;
+  for (size_t i = 0; i < N_TIERS; i++)
+    if (vops_tiers[i]) tiers[n_tiers++] = *vops_tiers[i];
+}
+
+const pe_row *pe_rows(int32_t *n) {
+  pthread_once(&gathered, gather);
+  *n = n_rows;
+  return rows;
+}
+
+const pe_vops *pe_vops_all(int32_t *n) {
+  pthread_once(&gathered, gather);
+  *n = n_tiers;
+  return tiers;
+}
+
+int64_t pe_act_stride(int32_t act, int64_t k) {
+  if (k < 1 || k > (int64_t)1 << 40) return -1;
+  switch (act) {
+    case PE_ACT_F32: return pe_up64(4 * k);
+    case PE_ACT_Q32: return k % 32 ? -1 : pe_up64(k) + pe_up64(k / 32 * 4) + pe_up64(k / 32 * 4);
+    case PE_ACT_Q256: return k % 256 ? -1 : pe_up64(k) + pe_up64(k / 256 * 4) + pe_up64(k / 16 * 2);
+    default: return -1;
+  }
+}

@@ -1,0 +1,368 @@
+/* mm_scalar.c: what a matrix product and a stored weight mean, for every type.
+ * Every other kernel must give these bits (docs/arithmetic.md says the same in words).
+ * Not fast, but a real tier: it runs on any machine and needs no instruction beyond
+ * the base set (on x86-64 that is SSE2), so fma is pe_fmaf and halves are converted
+ * by integers. Reached through pe_rows_scalar and pe_dequant only. */
+#include <string.h>
+
+#include "blocks.h"
+#include "kernel.h"
+#include "softfloat.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- blocks of 32 ------------------------------------------------------------------ */
+
+typedef struct block32 {   /* weight i is d*q[i] + m */
+  float d, m;
+  int8_t q[32];            /* offset (8, 16) already taken off */
+} block32;
+
+INLINE void nibbles32(int8_t *q, const uint8_t *qs) {
+  for (int j = 0; j < 16; j++) q[j] = qs[j] & 15, q[j + 16] = qs[j] >> 4;
+}
+
+INLINE void fifth_bits32(int8_t *q, const uint8_t *qh) {
+  for (int j = 0; j < 32; j++) q[j] |= ((qh[j >> 3] >> (j & 7)) & 1) << 4;
+}
+
+INLINE void unpack_q4_0(block32 *u, const uint8_t *w) {
+  const pe_q4_0 *b = (const pe_q4_0 *)w;
+  u->d = pe_f16_to_f32(b->d);
+  nibbles32(u->q, b->qs);
+  for (int j = 0; j < 32; j++) u->q[j] -= 8;
+}
+
+INLINE void unpack_q4_1(block32 *u, const uint8_t *w) {
+  const pe_q4_1 *b = (const pe_q4_1 *)w;
+  u->d = pe_f16_to_f32(b->d);
+  u->m = pe_f16_to_f32(b->m);
+  nibbles32(u->q, b->qs);
+}
+
+INLINE void unpack_q5_0(block32 *u, const uint8_t *w) {
+  const pe_q5_0 *b = (const pe_q5_0 *)w;
+  u->d = pe_f16_to_f32(b->d);
+  nibbles32(u->q, b->qs);
+  fifth_bits32(u->q, b->qh);
+  for (int j = 0; j < 32; j++) u->q[j] -= 16;
+}
+
+INLINE void unpack_q5_1(block32 *u, const uint8_t *w) {
+  const pe_q5_1 *b = (const pe_q5_1 *)w;
+  u->d = pe_f16_to_f32(b->d);
+  u->m = pe_f16_to_f32(b->m);
+  nibbles32(u->q, b->qs);
+  fifth_bits32(u->q, b->qh);
+}
+
+INLINE void unpack_q8_0(block32 *u, const uint8_t *w) {
+  const pe_q8_0 *b = (const pe_q8_0 *)w;
+  u->d = pe_f16_to_f32(b->d);
+  memcpy(u->q, b->qs, 32);
+}
+
+/* One function for the five types; unpack and affine are constants where it is inlined.
+ * The result itself is the accumulator, so that a block is unpacked once for all tokens. */
+INLINE void mm_block32(const pe_mm *m, int64_t size, void (*unpack)(block32 *, const uint8_t *), int affine) {
+  int64_t n_blocks = m->k / 32;
+  for (int64_t r = m->r0; r < m->r1; r++) {
+    const uint8_t *w = m->w + r * m->w_stride;
+    for (int64_t t = 0; t < m->n; t++) m->y[t * m->y_stride + r] = 0.0f;
+    for (int64_t b = 0; b < n_blocks; b++) {
+      block32 u;
+      unpack(&u, w + b * size);
+      for (int64_t t = 0; t < m->n; t++) {
+        const uint8_t *x = m->x + t * m->x_stride;
+        const int8_t *q = pe_act_q(x) + 32 * b;
+        float da = pe_act_d(x, m->k)[b];
+        /* |isum| <= 32 * |w| * 127, |w| being 8 (Q4_0): 32 512, 15 (Q4_1): 60 960,
+         * 16 (Q5_0): 65 024, 31 (Q5_1): 125 984, 128 (Q8_0): 520 192.
+         * All below 2^24: int32 cannot overflow, and the float is exact. */
+        int32_t isum = 0;
+        for (int j = 0; j < 32; j++) isum += (int32_t)u.q[j] * q[j];
+        float *y = &m->y[t * m->y_stride + r];
+        float acc = pe_fmaf(u.d * da, (float)isum, *y);
+        if (affine) acc = pe_fmaf(u.m * da, (float)pe_act_s32(x, m->k)[b], acc);  /* |asum| <= 32 * 127 = 4 064 */
+        *y = acc;
+      }
+    }
+  }
+}
+
+INLINE void dequant_block32(float *y, const uint8_t *w, int64_t k, int64_t size,
+                            void (*unpack)(block32 *, const uint8_t *), int affine) {
+  for (int64_t b = 0; b < k / 32; b++) {
+    block32 u;
+    unpack(&u, w + b * size);
+    for (int j = 0; j < 32; j++) {
+      float x = u.d * (float)u.q[j];
+      y[32 * b + j] = affine ? x + u.m : x;
+    }
+  }
+}
+
+/* ---- blocks of 256 ----------------------------------------------------------------- */
+
+typedef struct block256 {  /* weight i is (d*sc[i/16])*q[i] - dmin*mn[i/16] */
+  float d, dmin;
+  int8_t q[256];           /* offset (4, 32) already taken off */
+  int8_t sc[16];           /* per 16 elements; types with a scale per 32 repeat it */
+  uint8_t mn[16];
+} block256;
+
+/* Two bits each, 32 bytes per 128 elements: Q2_K, Q3_K, and the upper bits of Q6_K. */
+INLINE void pairs256(int8_t *q, const uint8_t *qs, int shift_out) {
+  for (int h = 0; h < 2; h++)
+    for (int g = 0; g < 4; g++)
+      for (int j = 0; j < 32; j++) q[128 * h + 32 * g + j] |= ((qs[32 * h + j] >> (2 * g)) & 3) << shift_out;
+}
+
+/* 32 bytes per 64 elements: the low nibbles are the first 32 of them. */
+INLINE void nibbles256(int8_t *q, const uint8_t *qs) {
+  for (int c = 0; c < 4; c++)
+    for (int j = 0; j < 32; j++) {
+      q[64 * c + j] = qs[32 * c + j] & 15;
+      q[64 * c + 32 + j] = qs[32 * c + j] >> 4;
+    }
+}
+
+/* Eight 6-bit scales and minima in 12 bytes: scales 0-3 and minima 0-3 in the low six
+ * bits of bytes 0-3 and 4-7; the others have their low four bits in the nibbles of
+ * bytes 8-11 and their high two on top of the bytes of the first four. */
+INLINE void scales_q4_k(block256 *u, const uint8_t *s) {
+  for (int j = 0; j < 8; j++) {
+    int sc = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+    int mn = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
+    u->sc[2 * j] = u->sc[2 * j + 1] = (int8_t)sc;
+    u->mn[2 * j] = u->mn[2 * j + 1] = (uint8_t)mn;
+  }
+}
+
+INLINE void unpack_q2_k(block256 *u, const uint8_t *w) {
+  const pe_q2_k *b = (const pe_q2_k *)w;
+  u->d = pe_f16_to_f32(b->d);
+  u->dmin = pe_f16_to_f32(b->dmin);
+  memset(u->q, 0, 256);
+  pairs256(u->q, b->qs, 0);
+  for (int j = 0; j < 16; j++) u->sc[j] = b->scales[j] & 15, u->mn[j] = b->scales[j] >> 4;
+}
+
+INLINE void unpack_q3_k(block256 *u, const uint8_t *w) {
+  const pe_q3_k *b = (const pe_q3_k *)w;
+  u->d = pe_f16_to_f32(b->d);
+  memset(u->q, 0, 256);
+  pairs256(u->q, b->qs, 0);
+  for (int g = 0; g < 8; g++)  /* a set bit is worth 4, and 4 is taken off */
+    for (int j = 0; j < 32; j++) u->q[32 * g + j] -= (((b->hmask[j] >> g) & 1) ^ 1) << 2;
+  for (int j = 0; j < 16; j++) {  /* low nibbles in bytes 0-7, high two bits in bytes 8-11 */
+    int lo = j < 8 ? b->scales[j] & 15 : b->scales[j - 8] >> 4;
+    int hi = (b->scales[8 + (j & 3)] >> (2 * (j >> 2))) & 3;
+    u->sc[j] = (int8_t)((lo | hi << 4) - 32);
+  }
+}
+
+INLINE void unpack_q4_k(block256 *u, const uint8_t *w) {
+  const pe_q4_k *b = (const pe_q4_k *)w;
+  u->d = pe_f16_to_f32(b->d);
+  u->dmin = pe_f16_to_f32(b->dmin);
+  nibbles256(u->q, b->qs);
+  scales_q4_k(u, b->scales);
+}
+
+INLINE void unpack_q5_k(block256 *u, const uint8_t *w) {
+  const pe_q5_k *b = (const pe_q5_k *)w;
+  u->d = pe_f16_to_f32(b->d);
+  u->dmin = pe_f16_to_f32(b->dmin);
+  nibbles256(u->q, b->qs);
+  for (int g = 0; g < 8; g++)
+    for (int j = 0; j < 32; j++) u->q[32 * g + j] |= ((b->qh[j] >> g) & 1) << 4;
+  scales_q4_k(u, b->scales);
+}
+
+INLINE void unpack_q6_k(block256 *u, const uint8_t *w) {
+  const pe_q6_k *b = (const pe_q6_k *)w;
+  u->d = pe_f16_to_f32(b->d);
+  for (int h = 0; h < 2; h++)  /* 64 bytes per 128 elements: the low nibbles are the first 64 */
+    for (int j = 0; j < 64; j++) {
+      u->q[128 * h + j] = b->ql[64 * h + j] & 15;
+      u->q[128 * h + 64 + j] = b->ql[64 * h + j] >> 4;
+    }
+  pairs256(u->q, b->qh, 4);
+  for (int j = 0; j < 256; j++) u->q[j] -= 32;
+  memcpy(u->sc, b->scales, 16);
+}
+
+INLINE void mm_block256(const pe_mm *m, int64_t size, void (*unpack)(block256 *, const uint8_t *), int minima) {
+  int64_t n_blocks = m->k / 256;
+  for (int64_t r = m->r0; r < m->r1; r++) {
+    const uint8_t *w = m->w + r * m->w_stride;
+    for (int64_t t = 0; t < m->n; t++) m->y[t * m->y_stride + r] = 0.0f;
+    for (int64_t b = 0; b < n_blocks; b++) {
+      block256 u;
+      unpack(&u, w + b * size);
+      for (int64_t t = 0; t < m->n; t++) {
+        const uint8_t *x = m->x + t * m->x_stride;
+        const int8_t *q = pe_act_q(x) + 256 * b;
+        float da = pe_act_d(x, m->k)[b];
+        /* |isum| <= 16 * |w| * 127, |w| being 3 (Q2_K), 4 (Q3_K), 15 (Q4_K), 31 (Q5_K), 32 (Q6_K);
+         * |S| <= 16 * |sc| * |isum|: Q2_K 16*15*6 096 = 1 463 040, Q3_K 16*32*8 128 = 4 161 536,
+         * Q4_K 16*63*30 480 = 30 723 840, Q5_K 16*63*62 992 = 63 495 936,
+         * Q6_K 16*128*65 024 = 133 169 152. All below 2^31. From 2^24 on, (float)S rounds:
+         * a kernel must reach the same total as an integer before it converts. */
+        int32_t S = 0;
+        for (int g = 0; g < 16; g++) {
+          int32_t isum = 0;
+          for (int j = 0; j < 16; j++) isum += (int32_t)u.q[16 * g + j] * q[16 * g + j];
+          S += u.sc[g] * isum;
+        }
+        float *y = &m->y[t * m->y_stride + r];
+        if (minima) {
+          /* |N| <= 16 * mn * 16 * 127: Q2_K (15) 487 680, Q4_K and Q5_K (63) 2 048 256; below 2^24, so exact. */
+          const int16_t *asum = pe_act_s16(x, m->k) + 16 * b;
+          int32_t N = 0;
+          for (int g = 0; g < 16; g++) N += (int32_t)u.mn[g] * asum[g];
+          *y = pe_fmaf(da, pe_fmaf(u.d, (float)S, -(u.dmin * (float)N)), *y);
+        } else {
+          *y = pe_fmaf(da, u.d * (float)S, *y);
+        }
+      }
+    }
+  }
+}
+
+INLINE void dequant_block256(float *y, const uint8_t *w, int64_t k, int64_t size,
+                             void (*unpack)(block256 *, const uint8_t *), int minima) {
+  for (int64_t b = 0; b < k / 256; b++) {
+    block256 u;
+    unpack(&u, w + b * size);
+    for (int j = 0; j < 256; j++) {
+      float x = u.d * (float)u.sc[j / 16] * (float)u.q[j];
+      y[256 * b + j] = minima ? x - u.dmin * (float)u.mn[j / 16] : x;
+    }
+  }
+}
+
+/* ---- float weights ------------------------------------------------------------------ */
+
+INLINE void load_f32(float *x, const uint8_t *w, int n) { memcpy(x, w, 4 * (size_t)n); }
+
+INLINE void load_f16(float *x, const uint8_t *w, int n) {
+  for (int j = 0; j < n; j++) {
+    uint16_t h;
+    memcpy(&h, w + 2 * j, 2);
+    x[j] = pe_f16_to_f32(h);
+  }
+}
+
+INLINE void load_bf16(float *x, const uint8_t *w, int n) {
+  for (int j = 0; j < n; j++) {
+    uint16_t h;
+    memcpy(&h, w + 2 * j, 2);
+    x[j] = pe_bf16_to_f32(h);
+  }
+}
+
+/* Sixteen lanes. Where k is not a multiple of 16, the last step takes +0 for the missing
+ * weights and activations in every lane left over: fma(+0, +0, s), which turns a lane of -0
+ * (an underflow) into +0. That is what zero-masked loads do; skipping those lanes would not
+ * be the same bits. Bytes of the activation row beyond k are never looked at. */
+INLINE void mm_float(const pe_mm *m, int64_t size, void (*load)(float *, const uint8_t *, int)) {
+  enum { TOKENS = 8 };  /* weights are converted once for so many tokens; 8 * 16 floats stay in L1 */
+  for (int64_t r = m->r0; r < m->r1; r++) {
+    const uint8_t *w = m->w + r * m->w_stride;
+    for (int64_t t0 = 0; t0 < m->n; t0 += TOKENS) {
+      int64_t n = m->n - t0 < TOKENS ? m->n - t0 : TOKENS;
+      float s[TOKENS][16] = {{0}};
+      for (int64_t i = 0; i < m->k; i += 16) {
+        int len = m->k - i < 16 ? (int)(m->k - i) : 16;
+        float a[16] = {0};
+        load(a, w + i * size, len);
+        for (int64_t t = 0; t < n; t++) {
+          float x[16] = {0};
+          memcpy(x, m->x + (t0 + t) * m->x_stride + 4 * i, 4 * (size_t)len);
+          for (int j = 0; j < 16; j++) s[t][j] = pe_fmaf(a[j], x[j], s[t][j]);
+        }
+      }
+      for (int64_t t = 0; t < n; t++) {
+        float *l = s[t];
+        for (int j = 0; j < 8; j++) l[j] += l[j + 8];
+        for (int j = 0; j < 4; j++) l[j] += l[j + 4];
+        for (int j = 0; j < 2; j++) l[j] += l[j + 2];
+        m->y[(t0 + t) * m->y_stride + r] = l[0] + l[1];
+      }
+    }
+  }
+}
+
+INLINE void dequant_float(float *y, const uint8_t *w, int64_t k, int64_t size,
+                          void (*load)(float *, const uint8_t *, int)) {
+  for (int64_t i = 0; i < k; i += 16) load(y + i, w + i * size, k - i < 16 ? (int)(k - i) : 16);
+}
+
+/* ---- the table ---------------------------------------------------------------------- */
+
+#define FLOAT(name, size)                                                                    \
+  static void mm_##name(const pe_mm *m) { mm_float(m, size, load_##name); }                  \
+  static void dequant_##name(float *y, const uint8_t *w, int64_t k) { dequant_float(y, w, k, size, load_##name); }
+#define BLOCK(elements, name, extra)                                                         \
+  static void mm_##name(const pe_mm *m) { mm_block##elements(m, sizeof(pe_##name), unpack_##name, extra); } \
+  static void dequant_##name(float *y, const uint8_t *w, int64_t k) {                        \
+    dequant_block##elements(y, w, k, sizeof(pe_##name), unpack_##name, extra);               \
+  }
+
+FLOAT(f32, 4)
+FLOAT(f16, 2)
+FLOAT(bf16, 2)
+BLOCK(32, q4_0, 0)
+BLOCK(32, q4_1, 1)
+BLOCK(32, q5_0, 0)
+BLOCK(32, q5_1, 1)
+BLOCK(32, q8_0, 0)
+BLOCK(256, q2_k, 1)
+BLOCK(256, q3_k, 0)
+BLOCK(256, q4_k, 1)
+BLOCK(256, q5_k, 1)
+BLOCK(256, q6_k, 0)
+
+#define ROW(type, act, name) {"mm_" #name "_scalar", type, act, PE_ISA_SCALAR, 1, INT32_MAX, mm_##name}
+
+const pe_row pe_rows_scalar[] = {
+    ROW(PE_F32, PE_ACT_F32, f32),    ROW(PE_F16, PE_ACT_F32, f16),    ROW(PE_BF16, PE_ACT_F32, bf16),
+    ROW(PE_Q4_0, PE_ACT_Q32, q4_0),  ROW(PE_Q4_1, PE_ACT_Q32, q4_1),  ROW(PE_Q5_0, PE_ACT_Q32, q5_0),
+    ROW(PE_Q5_1, PE_ACT_Q32, q5_1),  ROW(PE_Q8_0, PE_ACT_Q32, q8_0),  ROW(PE_Q2_K, PE_ACT_Q256, q2_k),
+    ROW(PE_Q3_K, PE_ACT_Q256, q3_k), ROW(PE_Q4_K, PE_ACT_Q256, q4_k), ROW(PE_Q5_K, PE_ACT_Q256, q5_k),
+    ROW(PE_Q6_K, PE_ACT_Q256, q6_k), {0},
+};
+
+static const struct {
+  int32_t type, block;
+  void (*fn)(float *, const uint8_t *, int64_t);
+} dequants[] = {
+    {PE_F32, 1, dequant_f32},     {PE_F16, 1, dequant_f16},     {PE_BF16, 1, dequant_bf16},
+    {PE_Q4_0, 32, dequant_q4_0},  {PE_Q4_1, 32, dequant_q4_1},  {PE_Q5_0, 32, dequant_q5_0},
+    {PE_Q5_1, 32, dequant_q5_1},  {PE_Q8_0, 32, dequant_q8_0},  {PE_Q2_K, 256, dequant_q2_k},
+    {PE_Q3_K, 256, dequant_q3_k}, {PE_Q4_K, 256, dequant_q4_k}, {PE_Q5_K, 256, dequant_q5_k},
+    {PE_Q6_K, 256, dequant_q6_k},
+};
+
+int pe_dequant(int32_t wtype, const void *row, float *y, int64_t k) {
+  for (size_t i = 0; i < sizeof dequants / sizeof dequants[0]; i++) {
+    if (dequants[i].type != wtype) continue;
+    if (k < 0 || k % dequants[i].block != 0) return PE_EINVAL;
+    dequants[i].fn(y, row, k);
+    return PE_OK;
+  }
+  return PE_EINVAL;
+}
+
+void pe_fma_soft(float *y, const float *a, const float *b, const float *c, int64_t n) {
+  for (int64_t i = 0; i < n; i++) y[i] = pe_fmaf_soft(a[i], b[i], c[i]);
+}
+
+void pe_half_soft(uint16_t *h, float *y, const float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    h[i] = pe_f32_to_f16(x[i]);
+    y[i] = pe_f16_to_f32(h[i]);
+  }
+}
