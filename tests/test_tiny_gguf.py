@@ -1,0 +1,66 @@
+"""The makers of test files: packers against the gguf package's dequantizer, files against its reader."""
+
+import pytest
+
+gguf = pytest.importorskip("gguf")
+np = pytest.importorskip("numpy")
+
+import pack_kquants  # noqa: E402
+import tiny_gguf  # noqa: E402
+
+# root mean square error of round-to-nearest packing of normal numbers; twice the best known would be a bug
+K_ERROR = {"Q2_K": 0.40, "Q3_K": 0.20, "Q4_K": 0.10, "Q5_K": 0.05, "Q6_K": 0.025}
+
+
+@pytest.mark.parametrize("name", pack_kquants.PACKERS)
+def test_packer_against_dequantizer(name):
+    x = np.random.default_rng(3).standard_normal((64, 256)).astype(np.float32)
+    x[0], x[1, :32] = 0, 0
+    kind = gguf.GGMLQuantizationType[name]
+    raw = pack_kquants.PACKERS[name](x)
+    assert raw.shape[1] == gguf.GGML_QUANT_SIZES[kind][1]
+    y = gguf.quants.dequantize(raw, kind)
+    assert np.all(y[0] == 0)
+    assert np.sqrt(np.mean((y - x) ** 2)) < K_ERROR[name]
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("weight_type", tiny_gguf.WEIGHT_TYPES)
+def test_file_reads_back(tmp_path, arch, weight_type):
+    spec = tiny_gguf.Spec(arch=arch, weight_type=weight_type, n_embd=256, n_ff=256, n_layer=2, n_vocab=300)
+    reader = gguf.GGUFReader(tiny_gguf.write(tmp_path / "a.gguf", spec))
+    assert reader.get_field(f"{arch}.embedding_length").contents() == 256
+    wanted = tiny_gguf.weights(spec)
+    assert [t.name for t in reader.tensors] == list(wanted)
+    for tensor in reader.tensors:
+        assert tensor.tensor_type.name == tiny_gguf.type_of(spec, tensor.name)
+        got = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        assert np.corrcoef(got.ravel(), wanted[tensor.name].ravel())[0, 1] > 0.94
+
+
+def test_file_is_a_function_of_its_spec(tmp_path):
+    for seed in (0, 1):
+        for name in "ab":
+            tiny_gguf.write(tmp_path / f"{name}{seed}", tiny_gguf.Spec(seed=seed, biases=True))
+    data = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert data["a0"] == data["b0"] and data["a1"] == data["b1"] and data["a0"] != data["a1"]
+
+
+@pytest.mark.parametrize("vocabulary", ["spm", "bpe"])
+def test_smallest_vocabulary_is_named(vocabulary):
+    with pytest.raises(ValueError, match="n_vocab: 200"):
+        tiny_gguf.metadata(tiny_gguf.Spec(n_vocab=200, vocabulary=vocabulary))
+
+
+def test_wrong_files_differ_in_one_thing():
+    for arch, kinds in tiny_gguf.WRONG.items():
+        spec = tiny_gguf.Spec(arch=arch, biases=arch == "llama")
+        for kind in kinds:
+            good, bad = tiny_gguf.weights(spec), tiny_gguf.weights(spec)
+            tiny_gguf.make_wrong(spec, bad, kind)
+            changed = {n for n in good if n not in bad or not np.array_equal(good[n], bad[n])}
+            assert changed, kind
+            if kind == "rope":
+                assert all(".attn_q" in n or ".attn_k" in n for n in changed)
+            else:
+                assert len(changed) == 1

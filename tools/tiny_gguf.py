@@ -1,0 +1,394 @@
+#!/usr/bin/env python3
+"""Tiny random GGUF files for tests: every option an architecture has, mostly under a megabyte.
+
+    python tools/tiny_gguf.py OUT.gguf --arch gemma3 --weight-type Q8_0 --tied
+
+As a module: `write(path, Spec(...))`; `write(path, spec, wrong="rope")` makes the file with one thing
+wrong; `keys=` and `tensors=` patch metadata and tensors for fault tests (None leaves an entry out).
+A file is a function of its Spec alone. Weights are drawn once in float32 and packed afterwards, so specs
+that differ in weight_type only describe the same model. Heads are scaled so that logits have a standard
+deviation of about 3: with the usual 0.02 a wrong file would hide in a flat softmax.
+
+Not for users' models; imported by tests, tools and benches only. Needs numpy and the gguf package.
+"""
+
+import dataclasses
+import math
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+WEIGHT_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+WRONG = {"llama": ("rope", "bias", "norm", "scale"), "gemma3": ("rope", "norm", "scale")}
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    arch: str = "llama"
+    seed: int = 0
+    weight_type: str = "F32"
+    types: tuple = ()  # (("attn_v.weight", "Q6_K"), ...): by end of name, first match wins
+    n_vocab: int = 331  # tokens
+    extra_rows: int = 0  # rows of the embedding and head beyond the tokens
+    n_embd: int = 64
+    n_layer: int = 0  # 0: two for llama, six for gemma3 (of which the sixth is global)
+    n_head: int = 4
+    n_head_kv: tuple = (2,)  # one number, or one per layer (written as an array)
+    head_dim: int = 0  # 0: n_embd / n_head, and no key_length in the file
+    n_ff: tuple = (96,)  # like n_head_kv
+    n_ctx_train: int = 2048
+    eps: float = 1e-5
+    tied: bool = False
+    biases: bool = False  # llama: q, k, v, output and the three of the feed-forward
+    rope_base: float = 10000.0
+    rope_freqs: bool = False  # llama: rope_freqs.weight, one factor per pair
+    rope_scaling: str = ""  # "", "none", "linear", "yarn", "old" (rope.scale_linear)
+    rope_factor: float = 4.0
+    rope_orig_ctx: int = 512
+    window: int = 8  # gemma3: sliding window, smaller than any chunk
+    window_pattern: int = 0  # gemma3: 0 leaves the key out, and six is meant
+    rope_base_swa: float = 0.0  # gemma3: 0 leaves the key out, and 10000 is meant
+    vocabulary: str = "spm"  # "spm" or "bpe"
+    chat_template: str = ""
+
+    def __post_init__(self):
+        if self.arch not in WRONG:
+            raise ValueError(f"arch: {self.arch!r}, expected one of {sorted(WRONG)}")
+        if self.n_layer == 0:
+            object.__setattr__(self, "n_layer", 2 if self.arch == "llama" else 6)
+        for name in ("n_head_kv", "n_ff"):
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, int) else tuple(value)
+            if len(value) not in (1, self.n_layer):
+                raise ValueError(f"{name}: {len(value)} values for {self.n_layer} layers")
+            object.__setattr__(self, name, value)
+        if self.arch == "gemma3" and (self.biases or self.rope_freqs):
+            raise ValueError("gemma3 has neither biases nor rope_freqs")
+        if not self.head_dim and self.n_embd % self.n_head:
+            raise ValueError(f"n_head {self.n_head} does not divide n_embd {self.n_embd}: give head_dim")
+
+    @property
+    def d_head(self):
+        return self.head_dim or self.n_embd // self.n_head
+
+    def kv_heads(self, layer):
+        return self.n_head_kv[layer % len(self.n_head_kv)]
+
+    def ff(self, layer):
+        return self.n_ff[layer % len(self.n_ff)]
+
+
+# --- vocabulary ------------------------------------------------------------------------------------------
+
+_WORDS = ("the", "and", "ing", "hello", "world", "one", "two", "red", "blue", "cat", "dog", "stone", "river")
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+
+def _fill(tokens, n, kind):
+    """Pads a vocabulary to n entries with unused tokens; the control tokens of a chat come first."""
+    if len(tokens) > n:
+        raise ValueError(f"n_vocab: {n}, but the smallest {kind} vocabulary has {len(tokens)} tokens")
+    return tokens + [(f"[unused{i}]", -1000.0, UNUSED) for i in range(n - len(tokens))]
+
+
+def spm_vocabulary(n):
+    """Byte tokens, letters and a few words that merge: (text, score, type) per id."""
+    tokens = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
+    tokens += [(f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)]
+    tokens += [("<|im_start|>", 0.0, CONTROL), ("<|im_end|>", 0.0, CONTROL), ("<tool>", 0.0, USER_DEFINED)]
+    pieces = []
+    for word in _WORDS:
+        for end in range(2, len(word) + 2):
+            piece = ("\u2581" + word)[:end]
+            if piece not in pieces:
+                pieces.append(piece)
+    letters = ["\u2581"] + [chr(c) for c in range(ord("a"), ord("z") + 1)]
+    room = n - len(tokens) - len(letters)
+    pieces = pieces[: max(room, 0)]
+    tokens += [(piece, -1.0 - rank, NORMAL) for rank, piece in enumerate(pieces)]
+    tokens += [(letter, -500.0, NORMAL) for letter in letters]
+    return _fill(tokens, n, "spm")
+
+
+def _byte_alphabet():
+    """GPT-2's printable stand-in for each byte."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {**{b: chr(b) for b in visible}, **{b: chr(256 + i) for i, b in enumerate(hidden)}}
+
+
+def bpe_vocabulary(n):
+    """Three control tokens, the byte alphabet and a few merged words; returns tokens and merges."""
+    tokens = [("<|endoftext|>", 0.0, CONTROL), ("<|im_start|>", 0.0, CONTROL), ("<|im_end|>", 0.0, CONTROL)]
+    alphabet = _byte_alphabet()
+    tokens += [(alphabet[byte], 0.0, NORMAL) for byte in range(256)]
+    tokens += [("<tool>", 0.0, USER_DEFINED)]
+    merges, known = [], {text for text, _, _ in tokens}
+    for word in _WORDS:
+        for text in (alphabet[0x20] + word, word):
+            for end in range(2, len(text) + 1):
+                if text[:end] not in known and len(tokens) < n:
+                    known.add(text[:end])
+                    tokens.append((text[:end], 0.0, NORMAL))
+                    merges.append(f"{text[: end - 1]} {text[end - 1]}")
+    return _fill(tokens, n, "bpe"), merges
+
+
+# --- weights ---------------------------------------------------------------------------------------------
+
+
+def weights(spec):
+    """Float32 arrays by tensor name, in file order; shape [rows, row length] as numpy sees it."""
+    import numpy as np
+
+    rng = np.random.default_rng([spec.seed, 0x7157])
+    out = {}
+
+    def matrix(name, rows, columns, gain=1.0):
+        out[name] = (rng.standard_normal((rows, columns)) * (gain / math.sqrt(columns))).astype(np.float32)
+
+    def norm(name, n):
+        out[name] = (1.0 + 0.25 * rng.standard_normal(n)).astype(np.float32)
+
+    def bias(name, n, size=0.5):
+        if spec.biases:
+            out[name] = (size * rng.standard_normal(n)).astype(np.float32)
+
+    rows, d, gemma = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch == "gemma3"
+    matrix("token_embd.weight", rows, spec.n_embd, 3.0)
+    norm("output_norm.weight", spec.n_embd)
+    if not spec.tied:
+        matrix("output.weight", rows, spec.n_embd, 3.0)
+    if spec.rope_freqs:
+        out["rope_freqs.weight"] = rng.uniform(1.0, 8.0, d // 2).astype(np.float32)
+    for i in range(spec.n_layer):
+        blk, kv, ff = f"blk.{i}.", spec.kv_heads(i), spec.ff(i)
+        norm(blk + "attn_norm.weight", spec.n_embd)
+        # q is drawn wide enough that attention is far from uniform and a wrong rope shows
+        matrix(blk + "attn_q.weight", spec.n_head * d, spec.n_embd, 2.0)
+        bias(blk + "attn_q.bias", spec.n_head * d)
+        matrix(blk + "attn_k.weight", kv * d, spec.n_embd)
+        bias(blk + "attn_k.bias", kv * d)
+        matrix(blk + "attn_v.weight", kv * d, spec.n_embd)
+        bias(blk + "attn_v.bias", kv * d)
+        matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, 1.5)
+        bias(blk + "attn_output.bias", spec.n_embd, 0.2)
+        if gemma:
+            norm(blk + "attn_q_norm.weight", d)
+            norm(blk + "attn_k_norm.weight", d)
+            norm(blk + "post_attention_norm.weight", spec.n_embd)
+        norm(blk + "ffn_norm.weight", spec.n_embd)
+        matrix(blk + "ffn_gate.weight", ff, spec.n_embd)
+        bias(blk + "ffn_gate.bias", ff)
+        matrix(blk + "ffn_up.weight", ff, spec.n_embd)
+        bias(blk + "ffn_up.bias", ff)
+        matrix(blk + "ffn_down.weight", spec.n_embd, ff, 1.5)
+        bias(blk + "ffn_down.bias", spec.n_embd, 0.2)
+        if gemma:
+            norm(blk + "post_ffw_norm.weight", spec.n_embd)
+    return out
+
+
+def make_wrong(spec, arrays, what):
+    """Changes one thing in `arrays`, the kind of thing a wrong implementation would get wrong."""
+    import numpy as np
+
+    if what not in WRONG[spec.arch]:
+        raise ValueError(f"wrong: {what!r}, expected one of {WRONG[spec.arch]} for {spec.arch}")
+    gemma = spec.arch == "gemma3"
+    if what == "rope":
+        # the other pairing: rows of each q and k head change places, so that pairs (i, i+1) become (i, i+d/2)
+        d = spec.d_head
+        order = np.arange(d).reshape(2, d // 2).T.ravel() if gemma else np.arange(d).reshape(d // 2, 2).T.ravel()
+        for name, array in arrays.items():
+            if ".attn_q" in name or ".attn_k" in name:
+                heads = array.reshape(-1, d, *array.shape[1:])
+                arrays[name] = np.ascontiguousarray(heads[:, order]).reshape(array.shape)
+    elif what == "bias":
+        if not spec.biases:
+            raise ValueError("wrong: 'bias' needs biases=True")
+        del arrays["blk.0.attn_q.bias"]
+    elif what == "norm":
+        name = "blk.1.post_attention_norm.weight" if gemma else "blk.1.ffn_norm.weight"
+        arrays[name] = np.ones_like(arrays[name])
+    else:
+        # llama: attention scaled by 1/sqrt(d) * 1.25; gemma3: an embedding scale off by a quarter
+        name = "token_embd.weight" if gemma else "blk.0.attn_q.weight"
+        if gemma and spec.tied:
+            raise ValueError("wrong: 'scale' needs tied=False, else it scales the head as well")
+        arrays[name] = arrays[name] * np.float32(1.25)
+
+
+def pack(array, type_name):
+    """Bytes of float rows in a ggml type: uint8 [rows, bytes], or the array itself for F32."""
+    import gguf
+    import numpy as np
+
+    import pack_kquants
+
+    if type_name == "F32":
+        return array
+    kind = gguf.GGMLQuantizationType[type_name]
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    if array.shape[-1] % block:
+        raise ValueError(f"{type_name} needs rows of a multiple of {block}, found {array.shape[-1]}")
+    if type_name == "F16":
+        return array.astype("<f2").view(np.uint8)
+    if type_name in pack_kquants.PACKERS:
+        return pack_kquants.PACKERS[type_name](array.reshape(-1, 256)).reshape(len(array), -1)
+    return gguf.quants.quantize(array, kind).view(np.uint8).reshape(len(array), -1)
+
+
+# --- the file --------------------------------------------------------------------------------------------
+
+
+def type_of(spec, name):
+    if not name.endswith(".weight") or "_norm" in name or name == "rope_freqs.weight":
+        return "F32"
+    for end, type_name in spec.types:
+        if name.endswith(end):
+            return type_name
+    return spec.weight_type
+
+
+def metadata(spec):
+    """Key -> value; int is uint32, float is float32, list of int is an int32 array, as converters write them."""
+    a, kv, ff = spec.arch, spec.n_head_kv, spec.n_ff
+    keys = {
+        "general.name": f"tiny-{a}",
+        f"{a}.context_length": spec.n_ctx_train,
+        f"{a}.embedding_length": spec.n_embd,
+        f"{a}.block_count": spec.n_layer,
+        f"{a}.feed_forward_length": list(ff) if len(ff) > 1 else ff[0],
+        f"{a}.attention.head_count": spec.n_head,
+        f"{a}.attention.head_count_kv": list(kv) if len(kv) > 1 else kv[0],
+        f"{a}.attention.layer_norm_rms_epsilon": spec.eps,
+        f"{a}.rope.freq_base": spec.rope_base,
+    }
+    if spec.head_dim:
+        keys[f"{a}.attention.key_length"] = spec.head_dim
+        keys[f"{a}.attention.value_length"] = spec.head_dim
+    if a == "llama":
+        keys["llama.vocab_size"] = spec.n_vocab + spec.extra_rows
+        keys["llama.rope.dimension_count"] = spec.d_head
+    else:
+        keys["gemma3.attention.sliding_window"] = spec.window
+        if spec.window_pattern:
+            keys["gemma3.attention.sliding_window_pattern"] = spec.window_pattern
+        if spec.rope_base_swa:
+            keys["gemma3.rope.freq_base_swa"] = spec.rope_base_swa
+    if spec.rope_scaling == "old":
+        keys[f"{a}.rope.scale_linear"] = spec.rope_factor
+    elif spec.rope_scaling:
+        keys[f"{a}.rope.scaling.type"] = spec.rope_scaling
+        if spec.rope_scaling != "none":
+            keys[f"{a}.rope.scaling.factor"] = spec.rope_factor
+        if spec.rope_scaling == "yarn":
+            keys[f"{a}.rope.scaling.original_context_length"] = spec.rope_orig_ctx
+    if spec.vocabulary == "spm":
+        tokens = spm_vocabulary(spec.n_vocab)
+        keys["tokenizer.ggml.model"] = "llama"
+        keys["tokenizer.ggml.scores"] = [score for _, score, _ in tokens]
+        ids = {"bos": 1, "eos": 2, "unknown": 0}
+    elif spec.vocabulary == "bpe":
+        tokens, merges = bpe_vocabulary(spec.n_vocab)
+        keys["tokenizer.ggml.model"] = "gpt2"
+        keys["tokenizer.ggml.pre"] = "smollm"
+        keys["tokenizer.ggml.merges"] = merges
+        ids = {"bos": 0, "eos": 2 if spec.chat_template else 0}
+    else:
+        raise ValueError(f"vocabulary: {spec.vocabulary!r}, expected 'spm' or 'bpe'")
+    keys["tokenizer.ggml.tokens"] = [text for text, _, _ in tokens]
+    keys["tokenizer.ggml.token_type"] = [kind for _, _, kind in tokens]
+    for name, token in ids.items():
+        keys[f"tokenizer.ggml.{name}_token_id"] = token
+    keys["tokenizer.ggml.add_bos_token"] = spec.vocabulary == "spm"
+    if spec.chat_template:
+        keys["tokenizer.chat_template"] = spec.chat_template
+    return keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Typed:
+    """A metadata value of a named GGUF type, for patches: Typed("UINT64", 2**40), Typed("ARRAY", [1], "INT8")."""
+
+    type: str
+    value: object
+    element: str = ""
+
+
+def _add_key(writer, key, value):
+    import gguf
+
+    kinds = gguf.GGUFValueType
+    if isinstance(value, Typed):
+        element = kinds[value.element] if value.element else None
+        writer.add_key_value(key, value.value, kinds[value.type], element)
+    elif isinstance(value, list):
+        inner = kinds.STRING if isinstance(value[0], str) else kinds.FLOAT32 if isinstance(value[0], float) else kinds.INT32
+        writer.add_key_value(key, value, kinds.ARRAY, inner)
+    else:
+        kind = {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING}[type(value)]
+        writer.add_key_value(key, value, kind)
+
+
+def write(path, spec, *, wrong=None, keys=None, tensors=None):
+    """Writes the file and returns its path. `keys` and `tensors` replace, add, or (None) leave out entries.
+
+    A patched tensor is a float32 array, packed like the one it replaces."""
+    import gguf
+
+    arrays = weights(spec)
+    if wrong:
+        make_wrong(spec, arrays, wrong)
+    table = metadata(spec)
+    for patched, patches in ((table, keys or {}), (arrays, tensors or {})):
+        for name, value in patches.items():
+            if value is None:
+                del patched[name]
+            else:
+                patched[name] = value
+    writer = gguf.GGUFWriter(str(path), spec.arch)
+    for key, value in table.items():
+        _add_key(writer, key, value)
+    for name, array in arrays.items():
+        type_name = type_of(spec, name)
+        raw = None if type_name == "F32" else gguf.GGMLQuantizationType[type_name]
+        writer.add_tensor(name, pack(array, type_name), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def main(argv=None):
+    import argparse
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out")
+    parser.add_argument("--wrong", choices=sorted({w for names in WRONG.values() for w in names}))
+    for field in dataclasses.fields(Spec):
+        flag = "--" + field.name.replace("_", "-")
+        if field.type is bool:
+            parser.add_argument(flag, action="store_true")
+        elif field.name == "types":
+            parser.add_argument(flag, nargs="*", metavar="END=TYPE", default=[])
+        elif field.type is tuple:
+            parser.add_argument(flag, nargs="+", type=int, default=field.default)
+        else:
+            parser.add_argument(flag, type=field.type, default=field.default)
+    options = vars(parser.parse_args(argv))
+    out, wrong = options.pop("out"), options.pop("wrong")
+    options["types"] = tuple(tuple(pair.split("=", 1)) for pair in options["types"])
+    write(out, Spec(**options), wrong=wrong)
+
+
+if __name__ == "__main__":
+    main()
