@@ -1,12 +1,26 @@
-"""Builds pyengine._native: every csrc/*.c, bound through cffi in API mode."""
+"""Builds pyengine._native: every csrc/*.c, bound through cffi in API mode.
+
+Everything that is not the C extension stands in pyproject.toml; the package list is
+here because models/catalog.toml is packaged as data of pyengine._models.
+"""
 import pathlib
+import shlex
+import shutil
 import sysconfig
 
 from cffi import FFI
-from setuptools import setup
+from setuptools import find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, PlatformError
 
 ROOT = pathlib.Path(__file__).parent
 CSRC = ROOT / "csrc"
+
+INSTALL = """
+  Debian, Ubuntu:  apt-get install gcc python3-dev
+  Fedora:          dnf install gcc python3-devel
+  Alpine:          apk add gcc musl-dev python3-dev
+  macOS:           xcode-select --install"""
 
 
 def cdef() -> str:
@@ -25,16 +39,44 @@ def builder() -> FFI:
         extra_compile_args=["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread",
                             "-fvisibility=hidden", "-Wall"],
         extra_link_args=["-pthread"],
-        depends=[f"csrc/{p.name}" for p in sorted(CSRC.glob("*.h"))],
+        # a changed header or body file rebuilds everything that may include it
+        depends=[f"csrc/{p.name}" for p in sorted([*CSRC.glob("*.h"), *CSRC.glob("*.inl.c")])] + ["setup.py"],
     )
     return ffi
+
+
+class BuildNative(build_ext):
+    """build_ext that says what to install when a compiler or Python's headers are missing."""
+
+    def build_extensions(self):
+        command = getattr(self.compiler, "compiler", None)
+        if command:  # unix-like toolchains; others find their compiler themselves
+            cc = command[0]
+            if shutil.which(cc) is None:
+                raise PlatformError(f"pyengine is built from C and found no C compiler ({shlex.quote(cc)} is not "
+                                    f"there). Install one, or name yours with CC=...:{INSTALL}")
+            # read from the running Python, not guessed: a venv has no include folder of its own
+            includes = {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}
+            if not any((pathlib.Path(d) / "Python.h").exists() for d in includes):
+                raise PlatformError(f"pyengine is built from C and found no Python.h in {' or '.join(sorted(includes))}. "
+                                    f"Install Python's headers:{INSTALL}")
+        try:
+            super().build_extensions()
+        except CompileError as e:
+            raise CompileError(f"{e}\npyengine's C code did not compile; it needs gcc 9 or clang 10, or newer. "
+                               f"The compiler's own message is above.") from e
 
 
 ffi = builder()
 
 if __name__ == "__main__":
+    # A free-threaded Python has no stable ABI before 3.15; every other one shares a wheel.
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     setup(
+        packages=find_packages(include=["pyengine", "pyengine.*"]) + ["pyengine._models"],
+        package_dir={"pyengine._models": "models"},
+        package_data={"pyengine._models": ["*.toml"]},
+        cmdclass={"build_ext": BuildNative},
         cffi_modules=["setup.py:ffi"],
         options={} if free_threaded else {"bdist_wheel": {"py_limited_api": "cp310"}},
     )

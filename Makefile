@@ -1,0 +1,80 @@
+# run, test, test-long, bench, check. Everything lands in .venv and build/; models in the
+# user's cache (PYENGINE_CACHE moves it). Stamps keep a repeated make quick.
+# PYTHON=python3.12 make ... chooses the interpreter, CC=clang the compiler.
+
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check -q
+PROMPT  ?= Explain in one sentence why the sky is blue.
+SOURCES := setup.py $(wildcard csrc/*.c csrc/*.h)
+
+.PHONY: all run test test-long bench check check-tests check-fuzz models clean
+all: $(VENV)/.native
+
+run: $(VENV)/.native
+	@$(BIN)/python -m pyengine.cli.pull smollm2 >/dev/null
+	$(BIN)/pyengine-cli -m smollm2 -p "$(PROMPT)" -n 64
+
+test: $(VENV)/.test $(VENV)/.native models
+	$(BIN)/python -m pytest -m "not long" $(TESTS)
+
+test-long: $(VENV)/.test $(VENV)/.native models
+	$(BIN)/python -m pytest -m long $(TESTS)
+
+bench: $(VENV)/.test $(VENV)/.native models
+	$(BIN)/python bench/kernels.py
+	$(BIN)/python bench/compare.py
+
+# The two models that the tests and benches read.
+models: $(VENV)/.native
+	@$(BIN)/python -m pyengine.cli.pull smollm2 gemma-3-270m >/dev/null
+
+# ---- the environment -----------------------------------------------------------
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "pyengine needs Python 3.10 or newer; '$(PYTHON)' is missing or older (PYTHON=... names another)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# --no-build-isolation: one copy of setuptools and cffi, shared with build_ext below.
+$(VENV)/.installed: $(VENV)/.made pyproject.toml
+	$(PIP) install "setuptools>=77" "cffi>=1.16" wheel
+	$(PIP) install --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.installed
+	$(PIP) install --no-build-isolation -e ".[test]"
+	@touch $@
+
+$(VENV)/.native: $(VENV)/.installed $(SOURCES)
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+# ---- sanitizers and fuzzers ------------------------------------------------------
+# The suite runs in a copy of the tree whose extension is built with ASan and UBSan.
+# build/shared lets tests find ../shared from there as well. Leaks are not looked for:
+# the interpreter's own would drown ours.
+CHECK     := build/check
+SANITIZE  := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
+CHECK_SRC := $(wildcard setup.py pyproject.toml Makefile README.md csrc pyengine models tests tools bench docs)
+
+check: check-tests check-fuzz
+
+check-tests: $(VENV)/.test models
+	rm -rf $(CHECK) && mkdir -p $(CHECK)
+	tar cf - --exclude='*.so' --exclude=__pycache__ $(CHECK_SRC) | tar xf - -C $(CHECK)
+	@if [ -d ../shared ]; then ln -sfn ../../shared build/shared; fi
+	cd $(CHECK) && CC="$${CC:-gcc}" CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" \
+	  ../../$(BIN)/python setup.py -q build_ext --inplace
+	cd $(CHECK) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  PYTHONPATH=. PYENGINE_SANITIZED=1 ../../$(BIN)/python -m pytest -m "not long" -p no:cacheprovider $(TESTS)
+
+check-fuzz: $(VENV)/.test
+	bash tools/fuzz.sh
+
+clean:
+	rm -rf build dist *.egg-info pyengine/_native*.so pyengine/_native.c $(VENV)
