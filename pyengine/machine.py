@@ -1,0 +1,236 @@
+"""What this computer really gives us: cores, CPU quota and memory.
+
+Every function takes `root`, under which /proc and /sys are looked for, so that
+tests run on made-up trees. Not a benchmark and not CPU features (those are
+native.py's). Imported by engine, llama and cli. Imports nothing of pyengine.
+"""
+import os
+import sys
+from pathlib import Path
+
+# A core slower than this share of the fastest is an efficiency core: an RK3588's
+# A55 reaches 0.52 of its A76, a Snapdragon's middle cores about 0.75 of its prime.
+PERFORMANCE_SHARE = 0.6
+
+
+def default_threads(root="/", cpus=None) -> int:
+    """One thread per performance core we may use, within the CPU quota, at least one."""
+    cores = len(performance_cores(root, cpus))
+    limit = quota(root)
+    return max(1, cores if limit is None else min(cores, int(limit)))
+
+
+def allowed_cpus(root="/") -> list:
+    """The CPUs this process may run on."""
+    if root == "/" and hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    text = _read(Path(root, "proc/self/status"))
+    for line in text.splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            return cpu_list(line.split(":", 1)[1])
+    return list(range(os.cpu_count() or 1))
+
+
+def performance_cores(root="/", cpus=None) -> list:
+    """One CPU of every physical performance core, out of `cpus` (default: those allowed)."""
+    cpus = allowed_cpus(root) if cpus is None else sorted(cpus)
+    if root == "/" and sys.platform == "darwin":
+        return cpus[: _apple_performance_cores() or len(cpus)]
+    base = Path(root, "sys/devices/system/cpu")
+    # Hybrid Intel lists its kinds; ARM gives each CPU a capacity, 1024 for the fastest.
+    fast = set(cpu_list(_read(Path(root, "sys/devices/cpu_core/cpus"))))
+    if not fast:
+        capacity = {c: _number(base / f"cpu{c}/cpu_capacity") for c in cpus}
+        if all(capacity.values()) and capacity:
+            fast = {c for c in cpus if capacity[c] >= PERFORMANCE_SHARE * max(capacity.values())}
+    chosen = [c for c in cpus if c in fast] or cpus
+    cores, seen = [], set()
+    for c in chosen:
+        siblings = cpu_list(_read(base / f"cpu{c}/topology/thread_siblings_list")) or [c]
+        if seen.isdisjoint(siblings):
+            cores.append(c)
+        seen.update(siblings)
+    return cores
+
+
+def quota(root="/"):
+    """CPUs' worth of time per period that every enclosing cgroup allows; None if unlimited."""
+    limits = []
+    for version, folder in _groups(root, "cpu"):
+        if version == 2:
+            parts = _read(folder / "cpu.max").split()
+            if len(parts) == 2 and parts[0] != "max":
+                limits.append((_int(parts[0]), _int(parts[1])))
+        else:
+            limits.append((_number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")))
+    ratios = [q / p for q, p in limits if q is not None and p and q > 0]
+    return min(ratios) if ratios else None
+
+
+def memory_available(root="/"):
+    """Bytes that can still be used without swapping: the system's estimate, and what every
+    enclosing cgroup has left counting its page cache as free. None where nobody says."""
+    found = []
+    for line in _read(Path(root, "proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            kib = _int(line.split()[1])
+            if kib is not None:
+                found.append(kib * 1024)
+    for version, folder in _groups(root, "memory"):
+        if version == 2:
+            limits = [_number(folder / name) for name in ("memory.max", "memory.high")]
+            used, key = _number(folder / "memory.current"), "inactive_file"
+        else:
+            limits = [_number(folder / "memory.limit_in_bytes")]
+            used, key = _number(folder / "memory.usage_in_bytes"), "total_inactive_file"
+        limits = [n for n in limits if n is not None and n < 1 << 60]   # v1 writes "no limit" as 2**63 - 4096
+        if limits:
+            cached = _stat(folder / "memory.stat").get(key, 0)
+            found.append(max(0, min(limits) - max(0, (used or 0) - cached)))
+    if not found and root == "/":
+        return _memory_elsewhere()
+    return min(found) if found else None
+
+
+def lock_memory(address: int, size: int):
+    """mlock; None if it worked, else why it did not."""
+    import ctypes
+
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        mlock = libc.mlock
+    except (OSError, AttributeError, TypeError):
+        return "this system has no mlock"
+    mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    if mlock(address, size) == 0:
+        return None
+    reason = os.strerror(ctypes.get_errno())
+    try:
+        import resource
+
+        soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        if soft != resource.RLIM_INFINITY:
+            reason += f"; the limit (ulimit -l) is {soft >> 10} KiB and {size >> 10} KiB are needed"
+    except (ImportError, OSError, ValueError):
+        pass
+    return reason
+
+
+def cpu_list(text: str) -> list:
+    """The kernel's list format: "0-3,8,10-11"."""
+    out = []
+    for part in text.strip().split(","):
+        first, dash, last = part.strip().partition("-")
+        a = _int(first)
+        b = _int(last) if dash else a
+        if a is not None and b is not None:
+            out.extend(range(a, b + 1))
+    return out
+
+
+# ---- cgroups ---------------------------------------------------------------------
+
+def _groups(root, controller: str):
+    """(version, folder) of every cgroup around this process that may limit `controller`,
+    innermost first. Version 1 and 2 hierarchies may be mounted side by side."""
+    mounts = []                      # (version, root within the hierarchy, mount point)
+    for line in _read(Path(root, "proc/self/mountinfo")).splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) < 5 or not kind:
+            continue
+        if kind[0] == "cgroup2":
+            mounts.append((2, fields[3], fields[4]))
+        elif kind[0] == "cgroup" and controller in kind[-1].split(","):
+            mounts.append((1, fields[3], fields[4]))
+    for line in _read(Path(root, "proc/self/cgroup")).splitlines():
+        number, names, path = (line.split(":", 2) + ["", ""])[:3]
+        version = 2 if number == "0" and not names else 1
+        if version == 1 and controller not in names.split(","):
+            continue
+        for v, within, point in mounts:
+            if v != version:
+                continue
+            # Inside a container the mount shows only our part of the hierarchy:
+            # /docker/abc of the path is then the mount point itself.
+            if within != "/" and (path == within or path.startswith(within + "/")):
+                below = path[len(within):]
+            else:
+                below = path
+            top = Path(root, _unescape(point).lstrip("/"))
+            parts = [p for p in below.split("/") if p and p != ".."]
+            for depth in range(len(parts), -1, -1):
+                folder = top.joinpath(*parts[:depth])
+                if folder.is_dir():
+                    yield version, folder
+
+
+def _unescape(path: str) -> str:
+    """mountinfo writes blanks and backslashes as octal."""
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        path = path.replace(code, char)
+    return path
+
+
+# ---- small readers: a file that is absent, unreadable or odd says nothing --------
+
+def _read(path) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as f:
+            return f.read()
+    except OSError:
+        return ""
+
+
+def _int(text: str):
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _number(path):
+    return _int(_read(path).strip() or "-")
+
+
+def _stat(path) -> dict:
+    out = {}
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        n = _int(value)
+        if n is not None:
+            out[key] = n
+    return out
+
+
+# ---- systems without /proc ---------------------------------------------------------
+
+def _apple_performance_cores() -> int:
+    return _sysctl(b"hw.perflevel0.physicalcpu") or _sysctl(b"hw.physicalcpu")
+
+
+def _sysctl(name: bytes) -> int:
+    import ctypes
+
+    value, size = ctypes.c_uint64(0), ctypes.c_size_t(8)
+    try:
+        failed = ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, 0)
+    except (OSError, AttributeError, TypeError):
+        return 0
+    return 0 if failed else value.value
+
+
+def _memory_elsewhere():
+    if sys.platform == "darwin":     # half of the machine: it has no figure for what is reclaimable
+        return _sysctl(b"hw.memsize") // 2 or None
+    if sys.platform == "win32":
+        import ctypes
+
+        class Status(ctypes.Structure):
+            _fields_ = [("length", ctypes.c_uint32), ("load", ctypes.c_uint32)] + [
+                (name, ctypes.c_uint64) for name in ("total", "available", "a", "b", "c", "d", "e")]
+
+        status = Status(length=ctypes.sizeof(Status))
+        if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+            return status.available
+    return None

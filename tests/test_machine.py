@@ -1,0 +1,163 @@
+"""Threads and memory, read from made-up /proc and /sys trees."""
+import os
+
+import pytest
+
+from pyengine import machine
+
+
+class Tree:
+    def __init__(self, root):
+        self.root = root
+        self.mounts = []
+
+    def write(self, path, text):
+        target = self.root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text + "\n")
+        return self
+
+    def cpus(self, n, *, threads_per_core=1, allowed=None):
+        for c in range(n):
+            core = c - c % threads_per_core
+            self.write(f"/sys/devices/system/cpu/cpu{c}/topology/thread_siblings_list",
+                       f"{core}-{core + threads_per_core - 1}" if threads_per_core > 1 else f"{c}")
+        return self.write("/proc/self/status", f"Name:\tx\nCpus_allowed_list:\t{allowed or f'0-{n - 1}'}")
+
+    def mount(self, kind, point, options, within="/"):
+        self.mounts.append(f"{30 + len(self.mounts)} 24 0:26 {within} {point} rw,relatime shared:4 - {kind} cgroup {options}")
+        return self.write("/proc/self/mountinfo", "\n".join(["22 1 0:20 / / rw - ext4 /dev/sda rw", *self.mounts]))
+
+    def v2(self, group="/"):
+        return self.mount("cgroup2", "/sys/fs/cgroup", "rw").write("/proc/self/cgroup", f"0::{group}")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return Tree(tmp_path)
+
+
+def threads(tree):
+    return machine.default_threads(tree.root)
+
+
+def test_affinity_bounds_the_threads(tree):
+    assert threads(tree.cpus(16)) == 16
+    assert threads(tree.cpus(16, allowed="2,5-7")) == 4
+
+
+def test_two_threads_of_a_core_are_one_core(tree):
+    tree.cpus(8, threads_per_core=2)
+    assert machine.performance_cores(tree.root) == [0, 2, 4, 6]
+    tree.cpus(8, threads_per_core=2, allowed="1,2,3")
+    assert machine.performance_cores(tree.root) == [1, 2]
+
+
+def test_efficiency_cores_of_hybrid_intel_are_left_out(tree):
+    tree.cpus(12).write("/sys/devices/cpu_core/cpus", "0-3").write("/sys/devices/cpu_atom/cpus", "4-11")
+    assert threads(tree) == 4
+    tree.cpus(12, allowed="4-11")       # only efficiency cores allowed: use them
+    assert threads(tree) == 8
+
+
+def test_little_cores_of_arm_are_left_out(tree):
+    tree.cpus(8)
+    for c in range(8):
+        tree.write(f"/sys/devices/system/cpu/cpu{c}/cpu_capacity", "530" if c < 4 else "1024")
+    assert machine.performance_cores(tree.root) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("200000 100000", 2), ("max 100000", 16), ("150000 100000", 1), ("50000 100000", 1),
+    ("6400000 100000", 16), ("", 16), ("nonsense", 16), ("100000 0", 16),
+])
+def test_cgroup_v2_quota(tree, text, expected):
+    """Case 114: docker --cpus=2 on a 16-core host gives 2 threads."""
+    tree.cpus(16).v2().write("/sys/fs/cgroup/cpu.max", text)
+    assert threads(tree) == expected
+
+
+def test_cgroup_v2_nested(tree):
+    """Case 114: the tightest of the enclosing groups counts."""
+    tree.cpus(16).v2("/a/b/c").write("/sys/fs/cgroup/a/cpu.max", "300000 100000")
+    tree.write("/sys/fs/cgroup/a/b/cpu.max", "max 100000").write("/sys/fs/cgroup/a/b/c/cpu.max", "800000 100000")
+    assert machine.quota(tree.root) == 3.0
+    assert threads(tree) == 3
+
+
+def test_cgroup_v2_of_somebody_else_does_not_count(tree):
+    tree.cpus(16).v2("/mine").write("/sys/fs/cgroup/mine/cpu.max", "max 100000")
+    tree.write("/sys/fs/cgroup/other/cpu.max", "100000 100000")
+    assert threads(tree) == 16
+
+
+def test_cgroup_v2_inside_a_namespace(tree):
+    """The path may lead above what the container sees."""
+    tree.cpus(16).v2("/../../x").write("/sys/fs/cgroup/cpu.max", "400000 100000")
+    assert threads(tree) == 4
+
+
+@pytest.mark.parametrize("quota, expected", [("200000", 2), ("-1", 16), ("25000", 1)])
+def test_cgroup_v1_quota(tree, quota, expected):
+    """Case 114, version 1."""
+    tree.cpus(16).mount("cgroup", "/sys/fs/cgroup/cpu,cpuacct", "rw,cpu,cpuacct")
+    tree.write("/proc/self/cgroup", "5:memory:/\n4:cpu,cpuacct:/docker/abc")
+    tree.write("/sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us", quota)
+    tree.write("/sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us", "100000")
+    assert threads(tree) == expected
+
+
+def test_cgroup_v1_container_sees_its_part_as_the_root(tree):
+    tree.cpus(16).mount("cgroup", "/sys/fs/cgroup/cpu", "rw,cpu", within="/docker/abc")
+    tree.write("/proc/self/cgroup", "4:cpu:/docker/abc/inner")
+    tree.write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "500000")
+    tree.write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
+    tree.write("/sys/fs/cgroup/cpu/inner/cpu.cfs_quota_us", "-1")
+    tree.write("/sys/fs/cgroup/cpu/inner/cpu.cfs_period_us", "100000")
+    assert threads(tree) == 5
+
+
+def test_versions_side_by_side(tree):
+    tree.cpus(16).mount("cgroup", "/sys/fs/cgroup/cpu", "rw,cpu").mount("cgroup2", "/sys/fs/cgroup/unified", "rw")
+    tree.write("/proc/self/cgroup", "1:cpu:/job\n0::/job")
+    tree.write("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "700000")
+    tree.write("/sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000")
+    tree.write("/sys/fs/cgroup/unified/job/cpu.max", "600000 100000")
+    assert threads(tree) == 6
+
+
+def test_nothing_to_read_gives_a_usable_number(tmp_path):
+    assert machine.default_threads(tmp_path) >= 1
+    assert machine.quota(tmp_path) is None and machine.memory_available(tmp_path) is None
+
+
+def test_memory(tree):
+    tree.write("/proc/meminfo", "MemTotal: 16000 kB\nMemFree: 10 kB\nMemAvailable: 8000 kB")
+    assert machine.memory_available(tree.root) == 8000 << 10
+    tree.v2("/a").write("/sys/fs/cgroup/a/memory.max", "3000000").write("/sys/fs/cgroup/a/memory.current", "2500000")
+    tree.write("/sys/fs/cgroup/a/memory.stat", "anon 500000\ninactive_file 1900000")
+    assert machine.memory_available(tree.root) == 3000000 - 600000
+    tree.write("/sys/fs/cgroup/memory.max", "1000000")       # the outer group is tighter
+    assert machine.memory_available(tree.root) == 1000000
+    tree.write("/sys/fs/cgroup/memory.max", "max").write("/sys/fs/cgroup/a/memory.max", "max")
+    assert machine.memory_available(tree.root) == 8000 << 10
+
+
+def test_memory_v1(tree):
+    tree.write("/proc/meminfo", "MemAvailable: 8000 kB").mount("cgroup", "/sys/fs/cgroup/memory", "rw,memory")
+    tree.write("/proc/self/cgroup", "4:memory:/x").write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
+    tree.write("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "4000000")
+    tree.write("/sys/fs/cgroup/memory/x/memory.usage_in_bytes", "3900000")
+    tree.write("/sys/fs/cgroup/memory/x/memory.stat", "total_inactive_file 1000000")
+    assert machine.memory_available(tree.root) == 4000000 - 2900000
+
+
+def test_this_machine():
+    n = machine.default_threads()
+    assert 1 <= n <= (os.cpu_count() or 1)
+    assert n <= len(machine.allowed_cpus())
+
+
+@pytest.mark.parametrize("text, cpus", [("0-3,8", [0, 1, 2, 3, 8]), ("", []), ("5", [5]), ("x,2-", [])])
+def test_cpu_list(text, cpus):
+    assert machine.cpu_list(text) == cpus
