@@ -135,6 +135,84 @@ const pe_vops *pe_vops_all(int32_t *n);          /* every tier in this build, sc
 
 /* ---- gguf.c: the header scanner -------------------------------------------- */
 /* gguf-section */
+#define PE_GGUF_HEADER_MAX 268435456   /* bytes of header read into memory; the largest known is about 20 MB */
+#define PE_GGUF_TENSORS_MAX 65536      /* per file */
+#define PE_GGUF_KEY_MAX 65535
+#define PE_GGUF_NAME_MAX 63
+#define PE_GGUF_DIM_MAX 2147483648
+#define PE_GGUF_EMAGIC 100       /* found: the first four bytes */
+#define PE_GGUF_EVERSION 101     /* found: the version */
+#define PE_GGUF_EENDIAN 102      /* found: the version, bytes swapped */
+#define PE_GGUF_ETRUNCATED 103   /* found: bytes left; limit: bytes needed */
+#define PE_GGUF_EHEADER 104      /* limit: PE_GGUF_HEADER_MAX */
+#define PE_GGUF_EKEYS 105        /* found: keys claimed; limit: keys that fit */
+#define PE_GGUF_ETENSORS 106     /* found: tensors claimed; limit: tensors that fit */
+#define PE_GGUF_EKEYLEN 107      /* found: length; limit: PE_GGUF_KEY_MAX */
+#define PE_GGUF_EKEYBYTE 108     /* found: the byte */
+#define PE_GGUF_EKEYDUP 109      /* found: byte offset of the first entry */
+#define PE_GGUF_EVALTYPE 110     /* found: value type */
+#define PE_GGUF_EELEMTYPE 111    /* found: element type */
+#define PE_GGUF_ENESTED 112
+#define PE_GGUF_EARRAYLEN 113    /* found: elements claimed; limit: elements that fit */
+#define PE_GGUF_ESTRINGLEN 114   /* found: length; limit: bytes left */
+#define PE_GGUF_EBOOL 115        /* found: the byte */
+#define PE_GGUF_EALIGNTYPE 116   /* found: value type of general.alignment */
+#define PE_GGUF_EALIGN 117       /* found: alignment */
+#define PE_GGUF_ENAMELEN 118     /* found: length; limit: PE_GGUF_NAME_MAX */
+#define PE_GGUF_ENAMEBYTE 119    /* found: the byte */
+#define PE_GGUF_ENAMEDUP 120     /* found: byte offset of the first entry */
+#define PE_GGUF_ENDIMS 121       /* found: number of dimensions */
+#define PE_GGUF_EDIM 122         /* found: the dimension; limit: which one, from 0 */
+#define PE_GGUF_ETENSORTYPE 123  /* found: the type as an unsigned 32-bit number */
+#define PE_GGUF_EBLOCK 124       /* found: row length; limit: elements per block */
+#define PE_GGUF_ESIZE 125        /* the tensor's bytes overflow 63 bits */
+#define PE_GGUF_EOFFALIGN 126    /* found: offset; limit: alignment */
+#define PE_GGUF_EOFFRANGE 127    /* found: offset; the tensor's end overflows 63 bits */
+#define PE_GGUF_ESHORT 128       /* found: file size; limit: size its tensors need */
+#define PE_GGUF_EOVERLAP 129     /* found: index of the other tensor */
+#define PE_GGUF_EREAD 130        /* found: errno */
+#define PE_GGUF_IN_HEADER 0      /* where an error lies: pe_gguf.e_in */
+#define PE_GGUF_IN_KEY 1
+#define PE_GGUF_IN_TENSOR 2
+
+typedef struct pe_gguf_key {
+  uint32_t at;             /* byte offset of the entry; the key's text is at + 8 */
+  uint32_t val, end;       /* the value's bytes: a string's text, an array's elements */
+  uint32_t count;          /* array: elements; string: bytes; else 1 */
+  uint16_t key_len;
+  uint8_t type, elem;      /* GGUF value types; elem is 255 unless type is 9, array */
+} pe_gguf_key;
+
+typedef struct pe_gguf_tensor {
+  uint64_t offset;         /* absolute in the file, a multiple of the alignment */
+  uint64_t nbytes;
+  uint32_t at;             /* byte offset of the entry; the name is at + 8 */
+  uint32_t dims[4];        /* dims[0] is the row length; 1 beyond n_dims */
+  int32_t type;
+  uint8_t n_dims, name_len;
+} pe_gguf_tensor;
+
+typedef struct pe_gguf {
+  uint8_t *head;           /* private copy of the file's first head_len bytes; offsets here are file offsets */
+  uint64_t head_len, file_size;
+  uint64_t data_at;        /* where tensor data starts */
+  uint32_t version, alignment;
+  uint64_t n_keys, n_tensors;
+  pe_gguf_key *keys;
+  pe_gguf_tensor *tensors;
+  int32_t e_code, e_in;    /* after a refusal: what and where; e_at is a byte offset */
+  uint64_t e_index, e_at, e_found, e_limit;
+  uint64_t e_name, e_name_len;   /* the key or tensor name within head, length 0 if not known */
+  uint32_t *slots;         /* hash table of keys: index + 1, 0 is free */
+  uint64_t slot_mask, seed0, seed1;
+} pe_gguf;
+int pe_gguf_open(int fd, uint64_t file_size, uint64_t seed0, uint64_t seed1, pe_gguf **out);
+    /* PE_OK, PE_ENOMEM or PE_GGUF_E...; *out is set unless memory for itself is missing; free it in every case */
+void pe_gguf_free(pe_gguf *g);
+int64_t pe_gguf_find(const pe_gguf *g, const char *key, uint64_t len);   /* index of the key, or -1 */
+int pe_gguf_strings(const pe_gguf *g, uint64_t key, uint64_t *off, uint64_t *len);
+    /* start and length of every element of a string array; PE_EINVAL if key is not one */
+/* gguf-section-end */
 
 /* ---- sample.c: passes over the vocabulary ------------------------------------ */
 /* sample-section */
