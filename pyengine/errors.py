@@ -78,3 +78,21 @@ class StoppedError(PyengineError, RuntimeError):
 
 class FetchError(PyengineError, OSError):
     pass
+
+
+def quoted(text: object, limit: int = 200) -> str:
+    """Foreign text made safe for a message: escaped, in quotes, cut to `limit` characters."""
+    if isinstance(text, (bytes, bytearray, memoryview)):
+        cut = len(text) > limit
+        text = bytes(text[:limit]).decode("utf-8", "backslashreplace")
+    else:
+        text = str(text)
+        cut = len(text) > limit
+    text = escaped(text[:limit])
+    cut = cut or len(text) > limit
+    return f"'{text[:limit]}...'" if cut else f"'{text}'"
+
+
+def escaped(text: str) -> str:
+    """The text with whatever does not print (line breaks, terminal codes, direction marks) as escape sequences."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
