@@ -1,0 +1,394 @@
+"""mm_scalar.c: stored weights against the gguf package, products against exact arithmetic.
+
+The reference below knows nothing of how blocks are packed: a block's integers are had by
+letting the gguf package dequantize the block with its scale set to 1 and its minimum to 0
+(then 0 and 1). So layout and arithmetic are both checked by something we did not write."""
+import exact
+import gguf
+import numpy as np
+import pytest
+
+from pyengine import quants
+from pyengine.native import ffi, lib
+
+HALVES = {  # byte offsets of the f16 scale and minimum in a block
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+}
+FLOATS = ("F32", "F16", "BF16")
+BLOCK32 = [n for n in HALVES if quants.BY_NAME[n].block == 32]
+BLOCK256 = [n for n in HALVES if quants.BY_NAME[n].block == 256]
+
+
+def scalar_rows():
+    n = ffi.new("int32_t *")
+    rows = lib.pe_rows(n)
+    return {quants.TYPES[rows[i].wtype].name: rows[i] for i in range(n[0]) if rows[i].isa == lib.PE_ISA_SCALAR}
+
+
+ROWS = scalar_rows()
+
+
+def package(raw, name):
+    """The gguf package's values of whole blocks, flat."""
+    with np.errstate(all="ignore"):
+        return gguf.quants.dequantize(raw.reshape(1, -1), gguf.GGMLQuantizationType[name]).reshape(-1)
+
+
+def native(raw, name, k):
+    y = np.full(k, 7.0, dtype=np.float32)
+    code = lib.pe_dequant(quants.BY_NAME[name].id, ffi.cast("void *", raw.ctypes.data), ffi.cast("float *", y.ctypes.data), k)
+    assert code == lib.PE_OK
+    return y
+
+
+def multiply(name, w, rows_of_x, k, r0=0, r1=None, gap=0):
+    """Rows r0..r1 of w [n_rows, row_bytes] with prepared activation rows; [n, r1-r0]. `gap`: bytes after each row."""
+    row = ROWS[name]
+    n_rows, row_bytes = w.shape
+    r1 = n_rows if r1 is None else r1
+    spread = np.zeros((n_rows, row_bytes + gap), dtype=np.uint8)
+    spread[:, :row_bytes] = w
+    n, stride = rows_of_x.shape
+    y = np.full((n, n_rows + 3), 7.0, dtype=np.float32)
+    m = ffi.new("pe_mm *", {
+        "w": ffi.cast("uint8_t *", spread.ctypes.data), "w_stride": row_bytes + gap, "k": k, "r0": r0, "r1": r1,
+        "x": ffi.cast("uint8_t *", rows_of_x.ctypes.data), "x_stride": stride, "n": n,
+        "y": ffi.cast("float *", y.ctypes.data), "y_stride": n_rows + 3})
+    row.fn(m)
+    untouched = np.ones(n_rows + 3, dtype=bool)
+    untouched[r0:r1] = False
+    assert (y[:, untouched] == 7.0).all(), "wrote outside r0..r1"
+    return y[:, r0:r1]
+
+
+def set_halves(w, name, *values):
+    """Sets scale (and minimum) of every block of w [..., row_bytes]; a value may be an array of one per block."""
+    t = quants.BY_NAME[name]
+    blocks = w.reshape(-1, t.bytes)
+    for at, value in zip(HALVES[name], values):
+        blocks[:, at:at + 2] = np.broadcast_to(np.asarray(value, dtype=np.float16), len(blocks)).copy().view(np.uint8).reshape(-1, 2)
+
+
+def random_weights(rng, name, n_rows, k):
+    t = quants.BY_NAME[name]
+    w = rng.integers(0, 256, (n_rows, t.row_bytes(k)), dtype=np.uint8)
+    blocks = n_rows * k // t.block
+    set_halves(w, name, rng.normal(0, 0.02, blocks), rng.normal(0, 0.05, blocks))
+    return w
+
+
+# ---- the exact reference -------------------------------------------------------------
+
+
+def integers(w, name):
+    """sc*q per element, minimum's integer per element, d and m per block: all from the gguf package."""
+    t = quants.BY_NAME[name]
+    raw = w.reshape(-1, t.bytes).copy()
+    scale = raw[:, HALVES[name][0]:HALVES[name][0] + 2].copy().view(np.float16).astype("f4").ravel()
+    low = np.zeros_like(scale)
+    set_halves(raw, name, 1.0, 0.0)
+    q = package(raw, name).reshape(-1, t.block).astype("i8")
+    mins = np.zeros_like(q)
+    if len(HALVES[name]) == 2:
+        at = HALVES[name][1]
+        low = w.reshape(-1, t.bytes)[:, at:at + 2].copy().view(np.float16).astype("f4").ravel()
+        raw = w.reshape(-1, t.bytes).copy()
+        set_halves(raw, name, 0.0, 1.0)
+        mins = package(raw, name).reshape(-1, t.block).astype("i8")
+    return q, mins, scale.tolist(), low.tolist()
+
+
+def reference_row(w, name, x):
+    """One weight row (bytes) times one float32 activation row, by the definition."""
+    t = quants.BY_NAME[name]
+    wq, mins, scale, low = integers(w, name)
+    quantize = quants.quantize_q32 if t.block == 32 else quants.quantize_q256
+    xq, xd, _ = quantize(x)
+    xq, xd = xq.reshape(-1, t.block).astype("i8"), xd.tolist()
+    acc = 0.0
+    for b in range(len(xd)):
+        total = int((wq[b] * xq[b]).sum())
+        lows = int((mins[b] * xq[b]).sum())
+        assert abs(total) < 2**31 and abs(lows) < 2**31
+        s, m = exact.round32(exact.Fraction(total)), exact.round32(exact.Fraction(lows))
+        if t.block == 32:
+            acc = exact.fma(exact.mul(scale[b], xd[b]), s, acc)
+            if len(HALVES[name]) == 2:
+                acc = exact.fma(exact.mul(low[b], xd[b]), m, acc)
+        elif len(HALVES[name]) == 2:  # the package subtracts minima, so m is -N
+            acc = exact.fma(xd[b], exact.fma(scale[b], s, -exact.mul(low[b], -m + 0.0)), acc)
+        else:
+            acc = exact.fma(xd[b], exact.mul(scale[b], s), acc)
+    return acc
+
+
+def reference_float(w, x):
+    """Sixteen lanes; the last step takes +0 where k ends."""
+    lanes = [0.0] * 16
+    pad = -len(w) % 16
+    w, x = w.tolist() + [0.0] * pad, x.tolist() + [0.0] * pad
+    for i in range(0, len(w), 16):
+        lanes = [exact.fma(w[i + j], x[i + j], lanes[j]) for j in range(16)]
+    for half in (8, 4, 2, 1):
+        lanes = [exact.add(lanes[j], lanes[j + half]) for j in range(half)]
+    return lanes[0]
+
+
+def assert_same(got, want, where):
+    bad = [(where, i, float(g), w) for i, (g, w) in enumerate(zip(np.ravel(got), np.ravel(want))) if not exact.same(float(g), float(w))]
+    assert bad == []
+
+
+def check(name, w, x):
+    k = x.shape[1]
+    got = multiply(name, w, quants.activation_rows(ROWS[name].act, x), k)
+    want = [[reference_row(w[r], name, x[t]) for r in range(len(w))] for t in range(len(x))]
+    assert_same(got, want, name)
+    return got
+
+
+# ---- stored weights ------------------------------------------------------------------
+
+
+def test_every_type_with_kernels_has_one_scalar_row():
+    assert set(ROWS) == {*FLOATS, *HALVES}
+    for name, row in ROWS.items():
+        assert (row.n_min, row.n_max) == (1, 2**31 - 1)
+        assert ffi.string(row.name).decode() == f"mm_{name.lower()}_scalar"
+        want = lib.PE_ACT_F32 if name in FLOATS else lib.PE_ACT_Q32 if name in BLOCK32 else lib.PE_ACT_Q256
+        assert row.act == want
+
+
+@pytest.mark.parametrize("name", [*FLOATS, *HALVES])
+def test_random_bytes_dequantize_as_in_the_gguf_package(name):
+    t = quants.BY_NAME[name]
+    rng = np.random.default_rng(21)
+    raw = rng.integers(0, 256, 5_000 * t.bytes, dtype=np.uint8)
+    k = 5_000 * t.block
+    want, got, ours = package(raw, name), native(raw, name, k), quants.dequantize(t.id, raw, k)[0]
+    finite = np.isfinite(want)
+    assert finite.mean() > 0.9
+    assert np.array_equal(got[finite].view("u4"), want[finite].view("u4"))
+    assert np.array_equal(ours[finite].view("u4"), want[finite].view("u4"))
+    assert not np.isfinite(got[~finite]).any() and not np.isfinite(ours[~finite]).any()
+    assert np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(np.isnan(ours), np.isnan(want))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_every_half_as_a_scale(name):
+    """All 65536 scales, with random integers: subnormal and signed zero scales included."""
+    t = quants.BY_NAME[name]
+    rng = np.random.default_rng(22)
+    n = 65536 if t.block == 32 else 8192
+    raw = rng.integers(0, 256, (n, t.bytes), dtype=np.uint8)
+    scales = np.arange(0, 65536, 65536 // n, dtype=np.uint16).view(np.float16)
+    set_halves(raw, name, scales, rng.permutation(scales))
+    got, want = native(raw, name, n * t.block), package(raw, name)
+    finite = np.isfinite(want)
+    assert np.array_equal(got[finite].view("u4"), want[finite].view("u4"))
+    assert not np.isfinite(got[~finite]).any()
+
+
+def test_dequant_refuses():
+    y = ffi.new("float[512]")
+    raw = ffi.new("uint8_t[2048]")
+    assert lib.pe_dequant(16, raw, y, 256) == lib.PE_EINVAL     # a known type without kernels
+    assert lib.pe_dequant(999, raw, y, 256) == lib.PE_EINVAL
+    assert lib.pe_dequant(12, raw, y, 128) == lib.PE_EINVAL     # half a block
+    assert lib.pe_dequant(2, raw, y, 33) == lib.PE_EINVAL
+    assert lib.pe_dequant(2, raw, y, -32) == lib.PE_EINVAL
+    assert lib.pe_dequant(2, raw, y, 0) == lib.PE_OK
+
+
+# ---- products --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+@pytest.mark.parametrize("name", HALVES)
+def test_product_is_the_definition(name, blocks):
+    rng = np.random.default_rng(31)
+    k = blocks * quants.BY_NAME[name].block
+    got = check(name, random_weights(rng, name, 5, k), rng.normal(0, 1, (3, k)).astype("f4"))
+    assert np.abs(got).max() > 0
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_product_is_near_the_real_product(name):
+    """Not bits but sense: off by no more than rounding each activation to a step of d can do."""
+    rng = np.random.default_rng(32)
+    k = 1024
+    w, x = random_weights(rng, name, 16, k), rng.normal(0, 1, (4, k)).astype("f4")
+    got = multiply(name, w, quants.activation_rows(ROWS[name].act, x), k)
+    values = quants.dequantize(quants.BY_NAME[name].id, w, k).astype("f8")
+    real = x.astype("f8") @ values.T
+    step = (quants.quantize_q32 if name in BLOCK32 else quants.quantize_q256)(x)[1].astype("f8")
+    bound = 0.5001 * np.repeat(step, k // step.shape[1], axis=1) @ np.abs(values).T
+    float_noise = 1e-5 * np.abs(x) @ np.abs(values).T
+    assert (np.abs(got - real) <= bound + float_noise).all()
+    assert np.abs(got - real).max() < np.abs(real).std() / 10
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("k", [1, 2, 7, 15, 16, 17, 24, 31, 32, 33, 40, 100])
+def test_float_product_is_sixteen_lanes(name, k):
+    rng = np.random.default_rng(k)
+    t = quants.BY_NAME[name]
+    raw = rng.normal(0, 1, (3, k)).astype("f4")
+    w = raw.view("u1") if name == "F32" else raw.astype("f2").view("u1") if name == "F16" else (raw.view("u4") >> 16).astype("u2").view("u1")
+    x = rng.normal(0, 1, (9, k)).astype("f4")  # 9 tokens: more than the 8 taken at once
+    values = quants.dequantize(t.id, w, k)
+    got = multiply(name, w, quants.activation_rows(lib.PE_ACT_F32, x), k)
+    assert_same(got, [[reference_float(values[r], x[i]) for r in range(3)] for i in range(9)], (name, k))
+
+
+def test_float_tail_takes_plus_zero_and_ignores_the_padding():
+    """A lane of -0 (an underflow) becomes +0 in the padded step: all sixteen lanes of -0 sum to -0 otherwise."""
+    small = np.float32(2.0**-100)
+    for k, sign in ((16, True), (17, False), (25, False)):
+        w, x = np.full((1, k), small, "f4"), np.full((1, k), -small, "f4")
+        rows = quants.activation_rows(lib.PE_ACT_F32, x)
+        rows.view("f4")[0, k:] = np.nan  # bytes beyond k belong to nobody
+        got = multiply("F32", w.view("u1"), rows, k)
+        assert got[0, 0] == 0 and np.signbit(got[0, 0]) == sign == np.signbit(reference_float(w[0], x[0]))
+
+
+@pytest.mark.parametrize("name", [*FLOATS, *HALVES])
+def test_part_of_the_rows_with_gaps_and_any_tokens(name):
+    rng = np.random.default_rng(33)
+    t = quants.BY_NAME[name]
+    k = 2 * max(t.block, 20)
+    w = random_weights(rng, name, 7, k) if name in HALVES else rng.normal(0, 1, (7, k)).astype("f2").view("u1")
+    if name == "F32":
+        w = rng.normal(0, 1, (7, k)).astype("f4").view("u1")
+    x = rng.normal(0, 1, (33, k)).astype("f4")
+    rows = quants.activation_rows(ROWS[name].act, x)
+    whole = multiply(name, w, rows, k)
+    assert np.array_equal(multiply(name, w, rows, k, r0=2, r1=5, gap=3).view("u4"), whole[:, 2:5].view("u4"))
+    one = quants.activation_rows(ROWS[name].act, x[20:21])
+    assert np.array_equal(multiply(name, w, one, k).view("u4"), whole[20:21].view("u4"))
+
+
+def extreme_bytes(name, byte, k, d=1.0, m=1.0):
+    w = np.full((1, quants.BY_NAME[name].row_bytes(k)), byte, dtype=np.uint8)
+    set_halves(w, name, d, m)
+    return w
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x80, 0x7F, 0xFF, 0x0F, 0xF0])
+@pytest.mark.parametrize("name", HALVES)
+def test_extreme_integers(name, byte):
+    """Weights of one repeated byte (all nibbles 15, scales 63 or -128, q = -128) with activations of +-127."""
+    k = 2 * quants.BY_NAME[name].block
+    x = np.ones((3, k), dtype="f4")
+    x[1] = -1
+    x[2, ::2] = -1
+    check(name, extreme_bytes(name, byte, k), x)
+
+
+def test_extremes_are_as_large_as_said():
+    """The bounds in mm_scalar.c are reached, and sums above 2^24 are rounded once, as a whole."""
+    x = np.ones((1, 256), dtype="f4")
+    da = float(np.float32(1) / np.float32(127))
+    for name, byte, total in (("Q4_K", 0xFF, 30_723_840), ("Q5_K", 0xFF, 63_495_936)):
+        w = extreme_bytes(name, byte, 256, d=1.0, m=0.0)
+        want = exact.mul(da, exact.round32(exact.Fraction(total)))
+        assert exact.same(float(check(name, w, x)[0, 0]), want)
+    w = extreme_bytes("Q6_K", 0x00, 256)
+    w[0, 192:208] = 0x80  # scale -128, q = -32
+    assert exact.same(float(check("Q6_K", w, x)[0, 0]), exact.mul(da, float(133_169_152)))
+    w = extreme_bytes("Q8_0", 0x80, 32)
+    x32 = np.ones((1, 32), dtype="f4")
+    assert exact.same(float(check("Q8_0", w, x32)[0, 0]), exact.fma(da, -520_192.0, 0.0))
+    # an odd total above 2^24 cannot be a float: 63*q*127 per element is what makes one
+    rng = np.random.default_rng(34)
+    w = rng.integers(0, 256, (40, 144), dtype=np.uint8)
+    w[:, 4:16] = 0xFF
+    w[:, 16:] |= 0xEE
+    set_halves(w, "Q4_K", 1.0, 0.0)
+    x = rng.choice(np.array([1.0, 0.99], "f4"), (1, 256))
+    totals = (integers(w, "Q4_K")[0] * quants.quantize_q256(x)[0].astype("i8")).sum(axis=1)
+    assert (totals > 2**24).all() and (totals % 2 == 1).any()
+    check("Q4_K", w, x)
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 65504.0, 6e-8, 0.0, -0.0])
+@pytest.mark.parametrize("name", HALVES)
+def test_scales_out_of_the_ordinary(name, scale):
+    rng = np.random.default_rng(35)
+    k = 2 * quants.BY_NAME[name].block
+    w = random_weights(rng, name, 2, k)
+    x = rng.normal(0, 1, (2, k)).astype("f4")
+    set_halves(w[:1], name, scale, 1.0)
+    got = check(name, w, x)
+    assert np.isfinite(got[:, 1]).all()
+    if not np.isfinite(scale):
+        assert not np.isfinite(got[:, 0]).any()
+    if len(HALVES[name]) == 2:
+        set_halves(w[:1], name, 1.0, scale)
+        got = check(name, w, x)
+        if not np.isfinite(scale):
+            assert not np.isfinite(got[:, 0]).any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", HALVES)
+def test_a_broken_activation_reaches_every_output_of_its_token(name, bad):
+    rng = np.random.default_rng(36)
+    k = 3 * quants.BY_NAME[name].block
+    w, x = random_weights(rng, name, 4, k), rng.normal(0, 1, (3, k)).astype("f4")
+    x[1, k // 2] = bad
+    got = check(name, w, x)
+    assert np.isnan(got[1]).all()
+    assert np.isfinite(got[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_broken_activation_reaches_float_outputs(name):
+    x = np.ones((2, 20), dtype="f4")
+    x[1, 19] = np.nan
+    w = np.ones((2, 20), dtype="f4")
+    raw = {"F32": w, "F16": w.astype("f2"), "BF16": (w.view("u4") >> 16).astype("u2")}[name].view("u1")
+    got = multiply(name, raw, quants.activation_rows(lib.PE_ACT_F32, x), 20)
+    assert np.isnan(got[1]).all() and (got[0] == 20).all()
+
+
+# ---- the tables and the machine -------------------------------------------------------
+
+
+def test_activation_strides():
+    stride = lib.pe_act_stride
+    assert [stride(lib.PE_ACT_F32, k) for k in (1, 16, 17)] == [64, 64, 128]
+    assert stride(lib.PE_ACT_Q32, 32) == 192 and stride(lib.PE_ACT_Q32, 576) == 576 + 128 + 128
+    assert stride(lib.PE_ACT_Q256, 256) == 256 + 64 + 64 and stride(lib.PE_ACT_Q256, 2048) == 2048 + 64 + 256
+    assert [stride(lib.PE_ACT_Q32, k) for k in (0, -32, 33, 16)] == [-1] * 4
+    assert [stride(lib.PE_ACT_Q256, k) for k in (0, 128, 257)] == [-1] * 3
+    assert stride(7, 256) == -1 and stride(lib.PE_ACT_F32, 2**62) == -1
+
+
+def test_rows_have_unique_names_and_known_types():
+    n = ffi.new("int32_t *")
+    rows = lib.pe_rows(n)
+    names = [ffi.string(rows[i].name).decode() for i in range(n[0])]
+    assert len(set(names)) == len(names) >= 13
+    for i in range(n[0]):
+        assert rows[i].wtype in quants.TYPES and 1 <= rows[i].n_min <= rows[i].n_max
+        assert rows[i].act == quants.TYPES[rows[i].wtype].act
+
+
+def test_cpu_bits_agree_with_the_system():
+    isa, name = lib.pe_cpu_isa(), ffi.string(lib.pe_cpu_name()).decode()
+    assert name == name.strip()
+    if isa & (lib.PE_ISA_AVXVNNI | lib.PE_ISA_AVX512 | lib.PE_ISA_AMX):
+        assert isa & lib.PE_ISA_AVX2
+    try:
+        text = open("/proc/cpuinfo").read()
+    except OSError:
+        pytest.skip("no /proc/cpuinfo")
+    flags = next((set(line.split(":")[1].split()) for line in text.splitlines() if line.startswith("flags")), None)
+    if flags is None:
+        pytest.skip("not an x86 cpuinfo")
+    assert bool(isa & lib.PE_ISA_AVX2) == ({"avx2", "fma", "f16c"} <= flags)
+    assert bool(isa & lib.PE_ISA_AVXVNNI) == ({"avx2", "avx_vnni"} <= flags)
+    assert bool(isa & lib.PE_ISA_AVX512) == ({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"} <= flags)
+    assert f"model name\t: {name}" in text
