@@ -8,6 +8,9 @@
 
 static const pe_row *const row_tables[] = {
     pe_rows_scalar,
+#if defined(__x86_64__) || defined(_M_X64)
+    pe_rows_block32_avx2,
+#endif
 };
 
 static const pe_vops *const vops_tiers[] = {
