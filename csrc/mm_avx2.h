@@ -46,7 +46,7 @@ INLINE pe_lanes pe_lanes_at(const pe_mm *a, int64_t row, int64_t step, int valid
   return l;
 }
 
-INLINE void pe_far_rows(const pe_mm *a, void (*group)(const pe_mm *, const pe_lanes *)) {
+static __attribute__((noinline, unused)) void pe_far_rows(const pe_mm *a, void (*group)(const pe_mm *, const pe_lanes *)) {
   int64_t far = (a->r1 - a->r0) / 8;
   if (far > 2) {
     int64_t off = (far * a->w_stride + 128) & 4095;

@@ -1,0 +1,180 @@
+"""Every matrix product row this CPU can run, against the scalar row: equal bits.
+
+A result depends on its weight row and its activation row alone, so the scalar row
+makes all (row, token) pairs of a shape once, and a kernel's every part of it must be
+that part: rows 1-67, tokens 1-33, one to several chunks of columns. What mm_scalar.c
+itself means is test_scalar.py's business."""
+import functools
+import mmap
+
+import numpy as np
+import pytest
+
+from pyengine import quants
+from pyengine.native import ffi, lib
+
+ROWS, TOKENS = 67, 33
+HALVES = {  # byte offsets of the f16 scale and minimum in a block
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+}
+SHAPES = {
+    1: (1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 100, 515, 1040),   # float weights: any k
+    32: (32, 64, 96, 160, 512, 544, 1056),
+    256: (256, 512, 768, 1280, 2304),
+}
+
+
+def native_rows() -> list:
+    n = ffi.new("int32_t *")
+    rows = lib.pe_rows(n)
+    return [rows[i] for i in range(n[0])]
+
+
+SCALAR = {r.wtype: r for r in native_rows() if r.isa == lib.PE_ISA_SCALAR}
+TESTED = [r for r in native_rows() if r.isa and not r.isa & ~lib.pe_cpu_isa()]
+NAMES = [ffi.string(r.name).decode() for r in TESTED]
+SCRATCH = np.zeros(lib.PE_SCRATCH + 64, np.uint8)
+
+
+def aligned(n: int) -> np.ndarray:
+    raw = np.zeros(n + 64, np.uint8)
+    return raw[-raw.ctypes.data % 64:][:n]
+
+
+class Case:
+    """Weights of `n_rows` rows and activations of `n_tokens` tokens, and the scalar answer."""
+
+    def __init__(self, wtype: int, k: int, n_rows: int = ROWS, n_tokens: int = TOKENS, extra: int = 3, style: str = "random"):
+        rng = np.random.default_rng(k * 1000 + wtype)
+        self.type, self.k, self.n_rows, self.n_tokens = quants.TYPES[wtype], k, n_rows, n_tokens
+        row_bytes = self.type.row_bytes(k)
+        self.w_stride = row_bytes + extra
+        # The last weight byte is the last of a page: files end so, and what lies behind may not be mapped.
+        total = (n_rows - 1) * self.w_stride + row_bytes
+        whole = -(-total // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.w = np.frombuffer(mmap.mmap(-1, whole), np.uint8)[whole - total:]
+        for r in range(n_rows):
+            self.w[r * self.w_stride:][:row_bytes] = self.weights(rng, style)
+        self.x_stride = lib.pe_act_stride(self.type.act, k) + 64
+        self.x = aligned(n_tokens * self.x_stride)
+        for t in range(n_tokens):
+            self.x[t * self.x_stride:][: self.x_stride] = self.activations(rng, style, t)
+        self.y = self.run(SCALAR[wtype], 0, n_rows, 0, n_tokens)
+
+    def weights(self, rng, style):
+        block, size, name = self.type.block, self.type.bytes, self.type.name
+        if block == 1:
+            x = rng.standard_normal(self.k).astype(np.float32) * (1 if style == "random" else 1e-22)
+            if style == "nonfinite":
+                x[rng.random(self.k) < 0.05] = np.inf
+            x = x.view(np.uint32) >> 16 if name == "BF16" else x.astype(np.float16) if name == "F16" else x
+            return np.ascontiguousarray(x.astype(np.uint16) if name == "BF16" else x).view(np.uint8)
+        blocks = rng.integers(0, 256, (self.k // block, size), np.uint8)
+        if style == "extreme":
+            blocks[:] = rng.choice([0, 255, 128, 127], (self.k // block, 1))
+        for at in HALVES[name]:
+            d = rng.standard_normal(self.k // block) * rng.choice([1e-6, 0.01, 1, 300])
+            d = d.astype(np.float16)
+            if style == "nonfinite":
+                d[rng.random(len(d)) < 0.3] = rng.choice([np.inf, -np.inf, np.nan])
+            blocks[:, at:at + 2] = d.view(np.uint8).reshape(-1, 2)
+        return blocks.ravel()
+
+    def activations(self, rng, style, t):
+        row, k, act = np.zeros(self.x_stride, np.uint8), self.k, self.type.act
+        if act == quants.ACT_F32:
+            row[:4 * k] = (rng.standard_normal(k) * (1 if style == "random" else 1e-22)).astype(np.float32).view(np.uint8)
+            row[4 * k:] = 255  # what follows the row is nobody's: NaN
+            return row
+        q = rng.integers(-127, 128, k).astype(np.int8)
+        if style == "extreme":
+            q[:] = (-127, 127, rng.choice([-127, 127], k))[t % 3]
+        block = 32 if act == quants.ACT_Q32 else 256
+        d = rng.standard_normal(k // block).astype(np.float32)
+        if style == "nonfinite":
+            d[rng.random(len(d)) < 0.1] = np.nan
+        sums = q.reshape(-1, 32).sum(1, dtype=np.int32) if block == 32 else q.reshape(-1, 16).sum(1, dtype=np.int16)
+        at = 0
+        for section in (q, d, sums):
+            row[at:at + section.nbytes] = section.view(np.uint8)
+            at += (section.nbytes + 63) // 64 * 64
+        return row
+
+    def run(self, row, r0, r1, t0, t1):
+        """All of y, with what (r0..r1, t0..t1) does not cover left at -1."""
+        y = np.full((self.n_tokens, self.n_rows + 5), -1, np.float32)
+        m = ffi.new("pe_mm *")
+        m.w = ffi.cast("uint8_t *", self.w.ctypes.data)
+        m.x = ffi.cast("uint8_t *", self.x.ctypes.data + t0 * self.x_stride)
+        m.y = ffi.cast("float *", y.ctypes.data + 4 * t0 * y.shape[1])
+        m.w_stride, m.x_stride, m.y_stride = self.w_stride, self.x_stride, y.shape[1]
+        m.k, m.r0, m.r1, m.n = self.k, r0, r1, t1 - t0
+        m.scratch = ffi.cast("void *", SCRATCH.ctypes.data + -SCRATCH.ctypes.data % 64)
+        row.fn(m)
+        return y
+
+    def check(self, row, r0, r1, t0, t1):
+        want = np.full_like(self.y, -1)
+        want[t0:t1, r0:r1] = self.y[t0:t1, r0:r1]
+        got = self.run(row, r0, r1, t0, t1)
+        same = (got.view(np.uint32) == want.view(np.uint32)) | (np.isnan(got) & np.isnan(want))
+        if not same.all():
+            t, r = np.argwhere(~same)[0]
+            raise AssertionError(
+                f"{ffi.string(row.name).decode()} k={self.k} rows {r0}..{r1} tokens {t0}..{t1}: "
+                f"{(~same).sum()} differ, first token {t} row {r}: {got[t, r]!r}, scalar {want[t, r]!r}")
+
+
+@functools.lru_cache(maxsize=40)
+def case(*args, **options) -> Case:
+    return Case(*args, **options)
+
+
+def token_counts(row, most: int) -> range:
+    return range(row.n_min, min(row.n_max, most) + 1)
+
+
+@pytest.mark.parametrize("row", TESTED, ids=NAMES)
+def test_every_part(row):
+    """Rows 1-67 at the first k that has several blocks; a spread of row counts at the others."""
+    block = quants.TYPES[row.wtype].block
+    for k in SHAPES[block]:
+        c = case(row.wtype, k)
+        full = k in (100, 160, 512)
+        for n in token_counts(row, TOKENS):
+            for rows in range(1, ROWS + 1) if full else (1, 2, 7, 8, 9, 16, 17, 23, 33, 64, 67):
+                r0 = (ROWS - rows) * (n % 2)  # at the end of the weights, or at their beginning
+                t0 = (n * 7 + rows) % (TOKENS - n + 1)
+                c.check(row, r0, r0 + rows, t0, t0 + n)
+
+
+@pytest.mark.parametrize("style", ("extreme", "nonfinite"))
+@pytest.mark.parametrize("row", TESTED, ids=NAMES)
+def test_extremes(row, style):
+    """Largest and smallest quants, scales and sums; underflow for floats; NaN and infinities stay what they are."""
+    block = quants.TYPES[row.wtype].block
+    for k in SHAPES[block][-3:]:
+        c = case(row.wtype, k, 35, 13, style=style)
+        assert style != "nonfinite" or np.isnan(c.y[:, :35]).any()
+        for n in token_counts(row, 13):
+            c.check(row, 0, 35, 13 - n, 13)
+
+
+@pytest.mark.parametrize("row", TESTED, ids=NAMES)
+def test_rows_4096_bytes_apart(row):
+    """Strides that would put eight streams into one cache set are taken another way; all rows are still made once."""
+    k = quants.TYPES[row.wtype].block * 2
+    extra = 512 - quants.TYPES[row.wtype].row_bytes(k)
+    c = case(row.wtype, k, 211, 9, extra)
+    for n in token_counts(row, 9):
+        for r1 in (64, 65, 71, 128, 200, 211):
+            c.check(row, 0, r1, 0, n)
+
+
+@pytest.mark.parametrize("row", [r for r in TESTED if r.n_max > 1000], ids=[n for n, r in zip(NAMES, TESTED) if r.n_max > 1000])
+def test_more_tokens_than_scratch_holds(row):
+    block = quants.TYPES[row.wtype].block
+    c = case(row.wtype, 5 if block == 1 else block, 19, 4200)
+    c.check(row, 0, 19, 0, 4200)
+    c.check(row, 3, 19, 1, 2050)
