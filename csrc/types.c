@@ -38,6 +38,7 @@ static const pe_type types[] = {
     {39, 32, 17, "MXFP4"},
     {40, 64, 36, "NVFP4"},
     {41, 128, 18, "Q1_0"},
+    {42, 64, 18, "Q2_0"},      /* a fork stores 128 elements in 34 bytes under this id; its tensors overlap here and are refused */
 };
 
 #define N_TYPES ((int32_t)(sizeof types / sizeof types[0]))
