@@ -93,7 +93,10 @@ class Job:
         self._text = []
         self._logprobs = [] if logprobs else None
         self._stops = StopStrings(stops)
-        self._decoder = tokenizer.decoder() if tokenizer is not None else None
+        self._decoder = None
+        if tokenizer is not None:
+            # A blank that encoding puts before a text is dropped again only where the text begins here.
+            self._decoder = tokenizer.decoder(continued=any(tokenizer.is_text(t) for t in prompt))
         self.request = Request(prompt, on_token=self._token if tokenizer is not None else None,
                                on_end=self._end, **request)
 

@@ -1,0 +1,29 @@
+"""pyengine-cli explain: prints the program a model compiles to. Opens the header only; runs nothing.
+
+Imported by the command line only.
+"""
+from . import arguments
+
+
+def parser():
+    p = arguments.parser("explain", "Print the compiled program: op, tensors, types, shapes, kernel, arena offset, bytes.")
+    p.add_argument("path", nargs="?", metavar="MODEL", help="a GGUF file or a name of the catalog")
+    p.add_argument("-m", "--model", metavar="MODEL")
+    p.add_argument("-c", "--ctx-size", type=int, default=0, metavar="N", help="context per sequence; 0: the model's own")
+    p.add_argument("-b", "--batch-size", type=int, default=512, metavar="N")
+    p.add_argument("--no-fuse", action="store_true", help="the program before fusion")
+    p.add_argument("--isa", metavar="NAME", help="plan for a tier: scalar, avx2")
+    return p
+
+
+def main(argv) -> int:
+    args = parser().parse_args(argv)
+    from ..gguf import GGUF
+    from ..llama import find
+    from .. import plan
+
+    with GGUF(find(args.path or args.model or arguments.default_model())) as gguf:
+        program = plan.compile(gguf, n_ctx=args.ctx_size or None, max_tokens=args.batch_size, fuse=not args.no_fuse, isa=args.isa)
+        for line in program.explain():
+            print(line)
+    return 0

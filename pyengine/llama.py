@@ -1,0 +1,376 @@
+"""class Llama: what people import. Arguments in, answers out; checks everything that comes from outside.
+
+Not a file reader, not a sampler, not a scheduler: it puts them together.
+Imported by cli, serve and compat, and by users as pyengine.Llama.
+
+Text and control tokens. A text prompt of generate() may contain the file's control
+tokens ("<|im_start|>"): they are recognized, as in llama.cpp's completions. Text of
+chat() messages is plain: only the template's own control tokens count. tokenize()
+takes `special`. A beginning-of-sequence token is added where the file says so,
+never twice. Token prompts are used as they are. Nothing unescapes backslashes.
+"""
+import os
+import sys
+import threading
+import warnings
+import weakref
+
+from . import machine
+from .errors import ContextError, MemoryBudgetError, RequestError, TemplateError
+from .gguf import GGUF
+
+MAX_STOPS = 16             # stop strings per request ...
+MAX_STOP_BYTES = 1024      # ... and bytes of each
+MAX_PROMPTS = 1024         # prompts of one generate() call
+
+
+class Llama:
+    """A model, ready to answer.
+
+    model_path   a GGUF file (of a split model the first part), or a name of the catalog
+    n_ctx        positions per sequence; None or 0: what the model was trained for, cut with
+                 a warning to what fits into memory. More than trained warns, more than memory raises.
+    max_seqs     sequences that run at one time; more wait their turn
+    n_threads    None: the performance cores within affinity and CPU quota
+    n_batch      most tokens of one step
+    kv_type      type of the KV cache
+    mmap         False reads the weights into private memory: they cannot change under us
+    mlock        keep the weights from being swapped out; a failure warns once
+    verbose      say on stderr what was loaded and chosen
+    fuse, isa, profile  plan without fusions; force a tier ("scalar", "avx2"); time every instruction
+
+    No setting but kv_type changes any answer. Usable from several threads: their
+    requests run in the same steps. Close it, or use it in a with block.
+    """
+
+    def __init__(self, model_path, *, n_ctx=None, max_seqs=4, n_threads=None, n_batch=512, kv_type="f16", mmap=True,
+                 mlock=False, verbose=False, fuse=True, isa=None, profile=False):
+        self._close = None
+        n_ctx = _whole("n_ctx", n_ctx, 0, 1 << 31, none=True) or None
+        max_seqs = _whole("max_seqs", max_seqs, 1, 1024)
+        n_batch = _whole("n_batch", n_batch, 1, 1 << 16)
+        self.n_threads = _whole("n_threads", n_threads, 1, 1024, none=True) or machine.default_threads()
+        self.verbose = bool(verbose)
+        self.model_path = find(model_path)
+        self._gguf = GGUF(self.model_path, mmap=mmap)
+        try:
+            n_pages = self._compile(n_ctx, max_seqs, dict(
+                max_seqs=max_seqs, max_tokens=n_batch, max_wanted=max(32, max_seqs), kv_type=kv_type,
+                isa=isa, fuse=fuse))
+            from .engine import Engine
+            from .stream import EngineThread
+
+            if mlock:
+                self._lock_weights()
+            engine = Engine(self._program, n_pages=n_pages, n_threads=self.n_threads, profile=profile)
+        except BaseException:
+            self._gguf.close()
+            raise
+        self._thread = EngineThread(engine)
+        self._close = weakref.finalize(self, _close, self._thread, self._gguf)
+        self._lock = threading.RLock()
+        self._tokenizer = None
+        self._template = None
+        self._say(f"{self._program.arch}, {len(self._gguf.tensors)} tensors, "
+                  f"{sum(f.size for f in self._gguf.files) / 1e6:.0f} MB; n_ctx {self.n_ctx} "
+                  f"(trained {self.n_ctx_train}), {self.n_threads} threads, "
+                  f"pages {n_pages} of {[g.page_bytes for g in self._program.groups]} bytes, "
+                  f"arena {self._program.arena_bytes / 1e6:.1f} MB")
+
+    # ---- answers -----------------------------------------------------------------
+
+    def generate(self, prompt=None, *, max_tokens=None, stream=False, stop=None, temperature=0.8, top_k=40, top_p=0.95,
+                 min_p=0.05, typical_p=1.0, repeat_penalty=1.0, repeat_last_n=64, presence_penalty=0.0,
+                 frequency_penalty=0.0, logit_bias=None, seed=None, logprobs=None, processors=(), ignore_eos=False):
+        """Continues a prompt: a text, token ids, or None for the beginning-of-sequence token alone.
+
+        A list of texts, or of lists of ids, is answered by a list in the same order; all run
+        together, each as if it were alone. max_tokens None or -1: to the end of the turn or of
+        the context; 0: the prompt is computed and the text is empty. stop: a string or up to 16.
+        stream: an iterator of str pieces (a list of them for a list) with close() and, at
+        its end, result.
+        """
+        params = self._params(temperature, top_k, top_p, min_p, typical_p, repeat_penalty, repeat_last_n,
+                              presence_penalty, frequency_penalty, logit_bias, seed, logprobs, processors)
+        several = isinstance(prompt, (list, tuple)) and not all(_is_int(t) for t in prompt)
+        if isinstance(prompt, (list, tuple)) and not prompt:
+            raise RequestError("prompt: an empty list is neither tokens nor prompts", param="prompt")
+        if several and len(prompt) > MAX_PROMPTS:
+            raise RequestError(f"prompt: {len(prompt)} prompts, at most {MAX_PROMPTS} in one call", param="prompt")
+        prompts = [self._prompt(p) for p in (prompt if several else [prompt])]
+        out = self._answer(prompts, params, max_tokens, stream, stop, logprobs, ignore_eos)
+        return out if several else out[0]
+
+    def chat(self, messages, *, max_tokens=None, stream=False, stop=None, temperature=0.8, top_k=40, top_p=0.95,
+             min_p=0.05, typical_p=1.0, repeat_penalty=1.0, repeat_last_n=64, presence_penalty=0.0,
+             frequency_penalty=0.0, logit_bias=None, seed=None, logprobs=None, processors=(), ignore_eos=False,
+             template_variables=None):
+        """Answers a conversation [{"role": ..., "content": ...}, ...] in the file's own chat template.
+
+        template_variables: further variables for the template. The rest as in generate().
+        """
+        params = self._params(temperature, top_k, top_p, min_p, typical_p, repeat_penalty, repeat_last_n,
+                              presence_penalty, frequency_penalty, logit_bias, seed, logprobs, processors)
+        tokens = self.chat_tokens(messages, template_variables)
+        return self._answer([tokens], params, max_tokens, stream, stop, logprobs, ignore_eos)[0]
+
+    def chat_tokens(self, messages, template_variables=None) -> list:
+        """The prompt that chat() would compute for these messages."""
+        self._thread.check_open()
+        template = self._chat_template()
+        if template is None:
+            raise TemplateError(f"{os.path.basename(self.model_path)} has no chat template "
+                                f"(tokenizer.chat_template): it is a base model; use generate()")
+        return template.encode(self.tokenizer, messages, **(template_variables or {}))
+
+    def tokenize(self, text, *, special=False, add_bos=None) -> list:
+        """Ids of a text (str, or bytes that need not be UTF-8). special: recognize control tokens in it.
+        add_bos: None does as the file says."""
+        self._thread.check_open()
+        return self.tokenizer.encode(text, special=special, add_bos=add_bos)
+
+    def detokenize(self, tokens, *, special=False) -> str:
+        """Text of ids; control tokens are empty unless `special`."""
+        self._thread.check_open()
+        return self.tokenizer.decode(self._ids(tokens), special=special)
+
+    def logits(self, tokens):
+        """numpy float32 [len(tokens), n_vocab]: row i is the distribution after tokens[:i+1]."""
+        import numpy
+
+        from .stream import Job, wait
+
+        tokens = self._fit(self._ids(tokens))
+        if not tokens:
+            raise RequestError("tokens: empty, expected at least one id", param="tokens")
+        rows = numpy.empty((len(tokens), self._program.n_vocab), dtype=numpy.float32)
+        job = Job(tokens, rows=rows)
+        self._thread.submit([job])
+        wait(self._thread, [job])
+        return rows
+
+    # ---- facts -------------------------------------------------------------------
+
+    @property
+    def n_ctx(self) -> int:
+        return self._program.n_ctx
+
+    @property
+    def n_ctx_train(self) -> int:
+        return self._program.hp.n_ctx_train
+
+    @property
+    def n_vocab(self) -> int:
+        return self.tokenizer.n_vocab
+
+    @property
+    def tokenizer(self):
+        """Built on first use: a model is opened without reading its vocabulary."""
+        if self._tokenizer is None:
+            with self._lock:
+                if self._tokenizer is None:
+                    from . import tokenizer
+
+                    self._tokenizer = tokenizer.load(self._gguf)
+        return self._tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template() is not None
+
+    @property
+    def gguf(self):
+        """The open file: metadata and tensors."""
+        return self._gguf
+
+    @property
+    def program(self):
+        """The compiled program: explain() and, with profile=True, profile."""
+        return self._program
+
+    def close(self) -> None:
+        """Ends what runs, gives back threads and memory. Idempotent; using the model afterwards is a ClosedError."""
+        if self._close is not None:
+            self._close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    # ---- how ---------------------------------------------------------------------
+
+    def _compile(self, n_ctx, max_seqs, settings):
+        """Compiles for n_ctx positions, or for as many as the model was trained for and memory holds."""
+        from . import plan
+
+        self._program = program = plan.compile(self._gguf, n_ctx=n_ctx, **settings)
+        trained = program.hp.n_ctx_train
+        if n_ctx is not None and n_ctx > trained:
+            warnings.warn(f"n_ctx {n_ctx} is more than the {trained} positions the model was trained for", stacklevel=3)
+        from .engine import largest_context, plan_pages
+
+        budget = _memory_budget(sum(f.size for f in self._gguf.files))
+        pages = plan_pages(program, max_seqs=max_seqs, budget=budget)
+        if pages is not None:
+            return pages
+        fits = min(largest_context(program, budget=budget), program.n_ctx)
+        if n_ctx is not None or fits <= 0:
+            raise MemoryBudgetError(
+                f"n_ctx {program.n_ctx} needs more than the {budget / 1e6:.0f} MB that are left beside the weights"
+                + (f"; {fits} would fit" if fits > 0 else ""))
+        warnings.warn(f"n_ctx cut from the model's own {trained} to {fits}: that is what fits into "
+                      f"{budget / 1e6:.0f} MB", stacklevel=3)
+        self._program = plan.compile(self._gguf, n_ctx=fits, **settings)
+        pages = plan_pages(self._program, max_seqs=max_seqs, budget=budget)
+        assert pages is not None, "a shorter context never needs more"
+        return pages
+
+    def _lock_weights(self) -> None:
+        for f in self._gguf.files:
+            reason = machine.lock_memory(f.address, f.size)
+            if reason is not None:
+                warnings.warn(f"mlock failed, going on without: {reason}", stacklevel=3)
+                return
+
+    def _say(self, text: str) -> None:
+        if self.verbose and sys.stderr is not None:
+            print(f"pyengine: {text}", file=sys.stderr)
+
+    def _chat_template(self):
+        if self._template is None:
+            with self._lock:
+                if self._template is None:
+                    from . import chat
+
+                    self._template = (chat.from_gguf(self._gguf, self.tokenizer),)
+        return self._template[0]
+
+    def _params(self, temperature, top_k, top_p, min_p, typical_p, repeat_penalty, repeat_last_n, presence_penalty,
+                frequency_penalty, logit_bias, seed, logprobs, processors):
+        from .sampling import Params
+
+        self._thread.check_open()
+        return Params(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            repeat_penalty=repeat_penalty, repeat_last_n=repeat_last_n, presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty, logit_bias=logit_bias, seed=seed, logprobs=logprobs,
+            processors=tuple(processors),
+        ).validated(self.tokenizer.n_vocab)
+
+    def _prompt(self, prompt) -> list:
+        """Ids of one prompt, checked against the vocabulary and the context."""
+        tokenizer = self.tokenizer
+        if prompt is None:
+            tokens = []
+        elif isinstance(prompt, str):
+            tokens = tokenizer.encode(prompt, special=True)
+        elif isinstance(prompt, (list, tuple)):
+            tokens = self._ids(prompt)
+            if not tokens:
+                raise RequestError("prompt: an empty list of tokens", param="prompt")
+        else:
+            raise RequestError(f"prompt: found {type(prompt).__name__}, expected a text, token ids, "
+                               f"a list of either, or None", param="prompt")
+        if not tokens:
+            if tokenizer.bos is None:
+                raise RequestError("prompt: empty, and this model has no beginning-of-sequence token to start from",
+                                   param="prompt")
+            tokens = [tokenizer.bos]
+        return self._fit(tokens)
+
+    def _ids(self, tokens) -> list:
+        n = self.tokenizer.n_vocab
+        out = []
+        for i, t in enumerate(tokens):
+            if not _is_int(t) or not 0 <= t < n:
+                raise RequestError(f"tokens: entry {i} is {t!r}, expected an id of 0..{n - 1}", param="tokens")
+            out.append(int(t))
+        return out
+
+    def _fit(self, tokens) -> list:
+        if len(tokens) > self.n_ctx:
+            raise ContextError(f"the prompt has {len(tokens)} tokens and n_ctx is {self.n_ctx}",
+                               n_prompt=len(tokens), n_ctx=self.n_ctx)
+        return tokens
+
+    def _answer(self, prompts, params, max_tokens, stream, stop, logprobs, ignore_eos) -> list:
+        from .sampling import Sampler
+        from .stream import Job, Stream, wait
+
+        tokenizer = self.tokenizer
+        max_tokens = _whole("max_tokens", max_tokens, -1, None, none=True)
+        if max_tokens == -1:
+            max_tokens = None
+        stops = _stops(stop)
+        end_ids = frozenset() if ignore_eos else tokenizer.end_ids
+        jobs = []
+        for tokens in prompts:
+            self._fit(tokens)
+            seed = int.from_bytes(os.urandom(4), "little") if params.seed is None else params.seed
+            sampler = Sampler(params, self._program.n_vocab, seed, tokenizer.n_vocab)
+            jobs.append(Job(tokens, tokenizer=tokenizer, stops=stops, logprobs=logprobs is not None, seed=seed,
+                            stream=stream, sampler=sampler, max_tokens=max_tokens, end_ids=end_ids))
+        self._thread.submit(jobs)
+        if stream:
+            return [Stream(self._thread, job) for job in jobs]
+        return wait(self._thread, jobs)
+
+
+def _close(thread, gguf) -> None:
+    thread.close()
+    gguf.close()
+
+
+def find(model_path) -> str:
+    """A path as it is, or the file behind a catalog name. What looks like a path never reaches the catalog."""
+    if not isinstance(model_path, (str, os.PathLike)):
+        raise RequestError(f"model_path: found {type(model_path).__name__}, expected a path or a catalog name",
+                           param="model_path")
+    path = os.fspath(model_path)
+    if isinstance(model_path, os.PathLike) or os.sep in path or path.endswith(".gguf"):
+        return path
+    from . import catalog
+
+    return os.fspath(catalog.resolve(path))
+
+
+def _memory_budget(weights: int):
+    """Bytes for cache and arena: nine tenths of what is available beside the weights. Weights may be
+    read again from the file where memory is short, so at least a quarter of what is available."""
+    available = machine.memory_available()
+    if available is None:
+        return None
+    return max(available * 9 // 10 - weights, available // 4)
+
+
+def _is_int(value) -> bool:
+    """int and numpy's integers; not bool."""
+    return isinstance(value, int) and not isinstance(value, bool) or (
+        hasattr(value, "__index__") and not isinstance(value, (int, bool)) and type(value).__name__ != "bool_")
+
+
+def _whole(param: str, value, lo: int, hi, none=False):
+    if value is None and none:
+        return None
+    if not _is_int(value) or value < lo or hi is not None and value > hi:
+        bounds = f"{lo}..{hi}" if hi is not None else f"at least {lo}"
+        raise RequestError(f"{param}: found {value!r}, expected a whole number {bounds}"
+                           + (" or None" if none else ""), param=param)
+    return int(value)
+
+
+def _stops(stop) -> list:
+    """None, a string or a list of them; an empty string would stop at once and is refused."""
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, (list, tuple)):
+        raise RequestError(f"stop: found {type(stop).__name__}, expected a string or a list of strings", param="stop")
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"stop: {len(stops)} strings, at most {MAX_STOPS}", param="stop")
+    for s in stops:
+        if not isinstance(s, str) or not s:
+            raise RequestError(f"stop: found {s!r}, expected a string that is not empty", param="stop")
+        if len(s.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
+            raise RequestError(f"stop: a string of {len(s)} characters, at most {MAX_STOP_BYTES} bytes", param="stop")
+    return list(stops)
