@@ -6,7 +6,6 @@ native.py's). Imported by engine, llama and cli. Imports nothing of pyengine.
 """
 import os
 import sys
-from pathlib import Path
 
 # A core slower than this share of the fastest is an efficiency core: an RK3588's
 # A55 reaches 0.52 of its A76, a Snapdragon's middle cores about 0.75 of its prime.
@@ -24,7 +23,7 @@ def allowed_cpus(root="/") -> list:
     """The CPUs this process may run on."""
     if root == "/" and hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
-    text = _read(Path(root, "proc/self/status"))
+    text = _read(_join(root, "proc/self/status"))
     for line in text.splitlines():
         if line.startswith("Cpus_allowed_list:"):
             return cpu_list(line.split(":", 1)[1])
@@ -36,17 +35,17 @@ def performance_cores(root="/", cpus=None) -> list:
     cpus = allowed_cpus(root) if cpus is None else sorted(cpus)
     if root == "/" and sys.platform == "darwin":
         return cpus[: _apple_performance_cores() or len(cpus)]
-    base = Path(root, "sys/devices/system/cpu")
+    base = _join(root, "sys/devices/system/cpu")
     # Hybrid Intel lists its kinds; ARM gives each CPU a capacity, 1024 for the fastest.
-    fast = set(cpu_list(_read(Path(root, "sys/devices/cpu_core/cpus"))))
+    fast = set(cpu_list(_read(_join(root, "sys/devices/cpu_core/cpus"))))
     if not fast:
-        capacity = {c: _number(base / f"cpu{c}/cpu_capacity") for c in cpus}
+        capacity = {c: _number(_join(base, f"cpu{c}/cpu_capacity")) for c in cpus}
         if all(capacity.values()) and capacity:
             fast = {c for c in cpus if capacity[c] >= PERFORMANCE_SHARE * max(capacity.values())}
     chosen = [c for c in cpus if c in fast] or cpus
     cores, seen = [], set()
     for c in chosen:
-        siblings = cpu_list(_read(base / f"cpu{c}/topology/thread_siblings_list")) or [c]
+        siblings = cpu_list(_read(_join(base, f"cpu{c}/topology/thread_siblings_list"))) or [c]
         if seen.isdisjoint(siblings):
             cores.append(c)
         seen.update(siblings)
@@ -58,11 +57,11 @@ def quota(root="/"):
     limits = []
     for version, folder in _groups(root, "cpu"):
         if version == 2:
-            parts = _read(folder / "cpu.max").split()
+            parts = _read(_join(folder, "cpu.max")).split()
             if len(parts) == 2 and parts[0] != "max":
                 limits.append((_int(parts[0]), _int(parts[1])))
         else:
-            limits.append((_number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")))
+            limits.append((_number(_join(folder, "cpu.cfs_quota_us")), _number(_join(folder, "cpu.cfs_period_us"))))
     ratios = [q / p for q, p in limits if q is not None and p and q > 0]
     return min(ratios) if ratios else None
 
@@ -71,21 +70,21 @@ def memory_available(root="/"):
     """Bytes that can still be used without swapping: the system's estimate, and what every
     enclosing cgroup has left counting its page cache as free. None where nobody says."""
     found = []
-    for line in _read(Path(root, "proc/meminfo")).splitlines():
+    for line in _read(_join(root, "proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             kib = _int(line.split()[1])
             if kib is not None:
                 found.append(kib * 1024)
     for version, folder in _groups(root, "memory"):
         if version == 2:
-            limits = [_number(folder / name) for name in ("memory.max", "memory.high")]
-            used, key = _number(folder / "memory.current"), "inactive_file"
+            limits = [_number(_join(folder, name)) for name in ("memory.max", "memory.high")]
+            used, key = _number(_join(folder, "memory.current")), "inactive_file"
         else:
-            limits = [_number(folder / "memory.limit_in_bytes")]
-            used, key = _number(folder / "memory.usage_in_bytes"), "total_inactive_file"
+            limits = [_number(_join(folder, "memory.limit_in_bytes"))]
+            used, key = _number(_join(folder, "memory.usage_in_bytes")), "total_inactive_file"
         limits = [n for n in limits if n is not None and n < 1 << 60]   # v1 writes "no limit" as 2**63 - 4096
         if limits:
-            cached = _stat(folder / "memory.stat").get(key, 0)
+            cached = _stat(_join(folder, "memory.stat")).get(key, 0)
             found.append(max(0, min(limits) - max(0, (used or 0) - cached)))
     if not found and root == "/":
         return _memory_elsewhere()
@@ -134,7 +133,7 @@ def _groups(root, controller: str):
     """(version, folder) of every cgroup around this process that may limit `controller`,
     innermost first. Version 1 and 2 hierarchies may be mounted side by side."""
     mounts = []                      # (version, root within the hierarchy, mount point)
-    for line in _read(Path(root, "proc/self/mountinfo")).splitlines():
+    for line in _read(_join(root, "proc/self/mountinfo")).splitlines():
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
         if len(fields) < 5 or not kind:
@@ -143,7 +142,7 @@ def _groups(root, controller: str):
             mounts.append((2, fields[3], fields[4]))
         elif kind[0] == "cgroup" and controller in kind[-1].split(","):
             mounts.append((1, fields[3], fields[4]))
-    for line in _read(Path(root, "proc/self/cgroup")).splitlines():
+    for line in _read(_join(root, "proc/self/cgroup")).splitlines():
         number, names, path = (line.split(":", 2) + ["", ""])[:3]
         version = 2 if number == "0" and not names else 1
         if version == 1 and controller not in names.split(","):
@@ -157,11 +156,11 @@ def _groups(root, controller: str):
                 below = path[len(within):]
             else:
                 below = path
-            top = Path(root, _unescape(point).lstrip("/"))
+            top = _join(root, _unescape(point).lstrip("/"))
             parts = [p for p in below.split("/") if p and p != ".."]
             for depth in range(len(parts), -1, -1):
-                folder = top.joinpath(*parts[:depth])
-                if folder.is_dir():
+                folder = _join(top, *parts[:depth])
+                if os.path.isdir(folder):
                     yield version, folder
 
 
@@ -170,6 +169,9 @@ def _unescape(path: str) -> str:
     for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         path = path.replace(code, char)
     return path
+
+
+_join = os.path.join
 
 
 # ---- small readers: a file that is absent, unreadable or odd says nothing --------

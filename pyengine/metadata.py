@@ -7,7 +7,6 @@ Imported by gguf; what arch and tokenizer see of a file's keys is this interface
 """
 import math
 import os
-import secrets
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
@@ -82,7 +81,7 @@ class Metadata:
     def __init__(self, path: str | bytes, fd: int, size: int):
         self.path = path
         out = ffi.new("pe_gguf **")
-        code = lib.pe_gguf_open(fd, size, secrets.randbits(64), secrets.randbits(64), out)
+        code = lib.pe_gguf_open(fd, size, *struct.unpack("=2Q", os.urandom(16)), out)
         if out[0] == ffi.NULL:
             raise MemoryBudgetError(f"{shown(path)}: out of memory")
         self._g = ffi.gc(out[0], lib.pe_gguf_free)
