@@ -2,6 +2,7 @@
  * sees: matrix products (pe_rows) and tiers of the other ops (pe_vops_all). It chooses
  * nothing: rows this CPU cannot run are listed too, with the ISA bits they need.
  * Adding a kernel file is one line below. */
+#include <assert.h>
 #include <pthread.h>
 
 #include "kernel.h"
@@ -29,7 +30,10 @@ static pthread_once_t gathered = PTHREAD_ONCE_INIT;
 
 static void gather(void) {
   for (size_t i = 0; i < N_TABLES; i++)
-    for (const pe_row *r = row_tables[i]; r->fn && n_rows < MAX_ROWS; r++) rows[n_rows++] = *r;
+    for (const pe_row *r = row_tables[i]; r->fn; r++) {
+      assert(n_rows < MAX_ROWS);  /* ours to raise when the tables outgrow it */
+      rows[n_rows++] = *r;
+    }
   for (size_t i = 0; i < N_TIERS; i++)
     if (vops_tiers[i]) tiers[n_tiers++] = *vops_tiers[i];
 }
