@@ -218,7 +218,84 @@ int pe_gguf_strings(const pe_gguf *g, uint64_t key, uint64_t *off, uint64_t *len
 /* sample-section */
 
 /* ---- pool.c, exec.c: threads, instructions, steps ------------------------------ */
-/* exec-section */
+typedef struct pe_pool pe_pool;
+int pe_pool_new(pe_pool **out, int32_t n_threads);   /* n_threads counts the caller: n_threads-1 are made */
+void pe_pool_free(pe_pool *);
+int32_t pe_pool_threads(const pe_pool *);
+
+#define PE_OP_EMBED 0       /* ids -> rows of a weight, scaled */
+#define PE_OP_ROPE_TABLE 1  /* positions -> cosines and sines */
+#define PE_OP_NORM 2        /* [post norm] [residual add] [norm] [quantize] of a row */
+#define PE_OP_MM 3          /* matrix product [bias] [softcap] */
+#define PE_OP_KV 4          /* [head norms] [rope] of q and k; k and v into pages */
+#define PE_OP_ATTN 5        /* attention over pages */
+#define PE_OP_ATTN_OUT 6    /* [merge of chunks] [quantize] */
+#define PE_OP_GLU 7         /* act(gate)*up [quantize] */
+#define PE_OP_EW 8          /* one elementwise operation */
+
+#define PE_EW_ADD 0
+#define PE_EW_MUL 1
+#define PE_EW_SCALE 2
+#define PE_EW_ACT 3
+#define PE_EW_SOFTCAP 4
+
+#define PE_COUNT_TOKENS 0
+#define PE_COUNT_WANTED 1
+
+typedef struct pe_region {
+  uint8_t *base;
+  int64_t size;            /* bytes */
+  int32_t writable;
+  int32_t pad;
+} pe_region;
+
+typedef struct pe_ref {
+  int32_t region;          /* -1: operand absent */
+  int32_t pad;
+  int64_t offset;          /* bytes */
+} pe_ref;
+
+typedef struct pe_insn {   /* operands per opcode: table at the top of exec.c */
+  int32_t op;
+  int32_t count;           /* PE_COUNT_*: what its rows are */
+  int32_t barrier;         /* 0: the next instruction may run beside this one */
+  int32_t few, many;       /* PE_OP_MM: fn[1] from `few` rows on, fn[2] from `many` on */
+  int32_t fn[3];           /* PE_OP_MM: rows of pe_rows() */
+  pe_ref a[8];
+  int64_t n[8];
+  double f[4];
+} pe_insn;
+
+typedef struct pe_limits {
+  int32_t max_tokens, max_seqs, max_wanted;
+  int32_t n_ctx;           /* positions per sequence */
+  int32_t n_ids;           /* token ids are below this */
+  int32_t n_groups;
+  int32_t max_pages;       /* entries of one page table */
+  int32_t n_pages[8];      /* pages in the pool of each group */
+  int32_t page_region[8];  /* region that holds them */
+  int64_t page_bytes[8];   /* of one page in one layer; the layers of a group lie one after another, n_pages pages each */
+  int32_t n_layers[8];
+} pe_limits;
+
+typedef struct pe_step {
+  int32_t n_tokens, n_seqs, n_wanted, n_copies;
+  const int32_t *tokens;   /* [n_tokens] ids, the sequences' rows one after another */
+  const int32_t *start;    /* [n_seqs] position of each sequence's first row */
+  const int32_t *count;    /* [n_seqs] rows, at least 1 */
+  const int32_t *tables;   /* [n_groups][n_seqs][max_pages] page ids, -1 where unused */
+  const int32_t *wanted;   /* [n_wanted] rows whose logits are wanted, ascending */
+  const int32_t *copies;   /* [n_copies][3] group, source page, target page: made before anything else */
+} pe_step;
+
+typedef struct pe_prog pe_prog;
+int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_region *regions, int32_t n_regions,
+                const pe_limits *limits, uint32_t isa, int32_t n_threads, int32_t *bad);
+    /* binds: every operand is checked against its region; on PE_ERANGE or PE_EINVAL bad[0] is the instruction, bad[1] the operand */
+void pe_prog_free(pe_prog *);
+int pe_prog_run(pe_prog *, pe_pool *, const pe_step *, int32_t *bad);   /* PE_EINVAL: bad[0] is the field of the step, bad[1] the index */
+void pe_prog_stop(pe_prog *, int32_t stop);      /* 1: a running step ends with PE_ESTOPPED; 0: runs again */
+void pe_prog_profile(pe_prog *, int64_t *ns);    /* NULL or [n_insns]: time of each instruction, summed over threads and steps */
 
 /* cdef-end */
 

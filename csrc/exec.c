@@ -1,0 +1,290 @@
+/* exec.c: runs an instruction array over the pool. It knows operands, row counts
+ * and parts; the arithmetic is in the kernels it calls. Allocates only when a
+ * program is bound (pe_prog_new).
+ *
+ * Every float row in the arena has a stride that is a multiple of 16 floats; "up(k)"
+ * below. Activation rows are those of kernel.h. "rows" are the step's tokens or its
+ * wanted rows (insn.count). In a WANTED NORM, operands 0 and 2 are read at the wanted
+ * token's row, results are written at the index among the wanted.
+ *
+ *  op          operands a[]                                           n[]                            f[]
+ *  EMBED       0 weight, 1 out rows                                   k type row_bytes n_rows        scale
+ *  ROPE_TABLE  0 freq double[nf], 1 out [2*nf] rows                   nf                             mscale
+ *  NORM        0 x, 1 post w, 2 residual r, 3 w, 4 b, 5 y, 6 Q32, 7 Q256   k kind(0 none 1 rms 2 layer)   eps
+ *              t = post ? rms(x)*post : x;  r = r + t in place, if present (else r is t)
+ *              y = kind ? norm(r)*w + b : r, written as floats and as activation rows
+ *  MM          0 weight, 1 activations, 2 y, 3 bias                   k rows row_bytes act yk
+ *  KV          0 q, 1 k, 2 v, 3 rope table, 4 q norm w, 5 k norm w, 6 pages
+ *              n_head n_kv dk dv n_rot kind(0 none 1 adjacent 2 halves) group              eps
+ *  ATTN        0 q, 1 out, 2 partials, 3 pages    n_head n_kv dk dv window group cap        scale softcap
+ *  ATTN_OUT    0 partials, 1 out, 2 Q32, 3 Q256   n_head n_kv dk dv window cap
+ *  GLU         0 gate, 1 up, 2 y, 3 Q32, 4 Q256   k kind
+ *  EW          0 a, 1 b, 2 y                      k what kind                              value
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "exec.h"
+#include "fpenv.h"
+
+#define N_OPS 9
+
+/* ---- rows and tiles of a step ---------------------------------------------------- */
+
+static int64_t rows_of(const pe_prog *p, const pe_insn *in) {
+  return in->count == PE_COUNT_WANTED ? p->step.n_wanted : p->step.n_tokens;
+}
+
+float *pe_row_f32(const pe_prog *p, pe_ref r, int64_t k, int64_t row) {
+  return (float *)(p->regions[r.region].base + r.offset) + row * pe_up16(k);
+}
+
+static uint8_t *act_row(const pe_prog *p, pe_ref r, int32_t act, int64_t k, int64_t row) {
+  return p->regions[r.region].base + r.offset + row * pe_act_stride(act, k);
+}
+
+/* ---- EMBED, ROPE_TABLE, NORM, GLU, EW ---------------------------------------------- */
+
+static uint32_t parts_rows(const pe_prog *p, const pe_insn *in) { return (uint32_t)rows_of(p, in); }
+
+static void run_embed(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
+  (void)thread;
+  int64_t k = in->n[0];
+  float *y = pe_row_f32(p, in->a[1], k, row);
+  pe_dequant((int32_t)in->n[1], pe_at(p, in->a[0]) + (int64_t)p->step.tokens[row] * in->n[2], y, k);
+  if (in->f[0] != 1.0) p->v->scale(y, y, (float)in->f[0], k);
+}
+
+static void run_rope_table(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
+  (void)thread;
+  p->v->rope_table(pe_row_f32(p, in->a[1], 2 * in->n[0], row), (const double *)pe_at(p, in->a[0]), in->n[0],
+                   p->pos[row], (float)in->f[0]);
+}
+
+static void quantize(const pe_prog *p, pe_ref q32, pe_ref q256, const float *x, int64_t k, int64_t row, int64_t e0, int64_t e1) {
+  /* e0, e1: the elements to make, of which x holds e0.. at its place in the whole row */
+  if (pe_has(q32)) p->v->quant32(act_row(p, q32, PE_ACT_Q32, k, row), x, k, e0 / 32, e1 / 32);
+  if (pe_has(q256)) p->v->quant256(act_row(p, q256, PE_ACT_Q256, k, row), x, k, e0 / 256, e1 / 256);
+}
+
+static void run_norm(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
+  int64_t k = in->n[0], src = in->count == PE_COUNT_WANTED ? p->step.wanted[row] : row;
+  float *tmp = (float *)(p->scratch + thread * (int64_t)(PE_SCRATCH + p->row_bytes) + PE_SCRATCH);
+  const float *x = pe_row_f32(p, in->a[0], k, src);
+  float eps = (float)in->f[0];
+  if (pe_has(in->a[1])) {
+    p->v->rms_norm(tmp, x, (const float *)pe_at(p, in->a[1]), k, eps);
+    x = tmp;
+  }
+  if (pe_has(in->a[2])) {
+    float *r = pe_row_f32(p, in->a[2], k, src);
+    p->v->add(r, r, x, k);
+    x = r;
+  }
+  float *y = pe_has(in->a[5]) ? pe_row_f32(p, in->a[5], k, row) : tmp;
+  const float *w = pe_has(in->a[3]) ? (const float *)pe_at(p, in->a[3]) : NULL;
+  if (in->n[1] == 1) p->v->rms_norm(y, x, w, k, eps);
+  else if (in->n[1] == 2) p->v->layer_norm(y, x, w, pe_has(in->a[4]) ? (const float *)pe_at(p, in->a[4]) : NULL, k, eps);
+  else if (pe_has(in->a[5]) && y != x) memcpy(y, x, (size_t)k * sizeof *y);
+  quantize(p, in->a[6], in->a[7], in->n[1] ? y : x, k, row, 0, k);
+}
+
+/* A row of a GLU is cut into pieces of 1,024, so that a single token's feed-forward
+ * keeps several threads busy. */
+#define GLU_PIECE 1024
+
+static uint32_t parts_glu(const pe_prog *p, const pe_insn *in) {
+  return (uint32_t)(rows_of(p, in) * ((in->n[0] + GLU_PIECE - 1) / GLU_PIECE));
+}
+
+static void run_glu(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
+  int64_t k = in->n[0], pieces = (k + GLU_PIECE - 1) / GLU_PIECE;
+  int64_t row = part / pieces, e0 = part % pieces * GLU_PIECE, e1 = e0 + GLU_PIECE < k ? e0 + GLU_PIECE : k;
+  float *tmp = (float *)(p->scratch + thread * (int64_t)(PE_SCRATCH + p->row_bytes) + PE_SCRATCH);
+  float *y = pe_has(in->a[2]) ? pe_row_f32(p, in->a[2], k, row) : tmp;
+  p->v->glu((int32_t)in->n[1], y + e0, pe_row_f32(p, in->a[0], k, row) + e0, pe_row_f32(p, in->a[1], k, row) + e0, e1 - e0);
+  quantize(p, in->a[3], in->a[4], y, k, row, e0, e1);
+}
+
+static void run_ew(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
+  (void)thread;
+  int64_t k = in->n[0];
+  const float *a = pe_row_f32(p, in->a[0], k, row), *b = pe_has(in->a[1]) ? pe_row_f32(p, in->a[1], k, row) : NULL;
+  float *y = pe_row_f32(p, in->a[2], k, row);
+  switch (in->n[1]) {
+    case PE_EW_ADD: p->v->add(y, a, b, k); break;
+    case PE_EW_MUL: p->v->mul(y, a, b, k); break;
+    case PE_EW_SCALE: p->v->scale(y, a, (float)in->f[0], k); break;
+    case PE_EW_ACT: p->v->act((int32_t)in->n[2], y, a, k); break;
+    default: p->v->softcap(y, a, (float)in->f[0], k); break;
+  }
+}
+
+/* ---- MM ---------------------------------------------------------------------------- */
+
+/* Rows of one part: about four parts a thread, so that a thread that lost its core
+ * for a while leaves little behind; at most 512 KB of weights (some 20 us of memory
+ * time each 256 KB); a multiple of 16, the rows of a panel. */
+static int64_t mm_rows(const pe_prog *p, const pe_insn *in) {
+  int64_t rows = in->n[1], want = rows / (p->n_threads * 4), cap = 524288 / (in->n[2] > 0 ? in->n[2] : 1);
+  if (want > cap) want = cap;
+  want = (want + 15) & ~(int64_t)15;
+  return want < 32 ? 32 : want;
+}
+
+static uint32_t parts_mm(const pe_prog *p, const pe_insn *in) {
+  if (!rows_of(p, in)) return 0;
+  int64_t per = mm_rows(p, in);
+  return (uint32_t)((in->n[1] + per - 1) / per);
+}
+
+static void run_mm(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
+  int64_t n = rows_of(p, in), per = mm_rows(p, in), r0 = part * per, r1 = r0 + per < in->n[1] ? r0 + per : in->n[1];
+  const pe_row *row = &p->rows[in->fn[n >= in->many ? 2 : n >= in->few ? 1 : 0]];
+  int64_t stride = pe_act_stride((int32_t)in->n[3], in->n[0]);
+  pe_mm mm = {.w = pe_at(p, in->a[0]), .w_stride = in->n[2], .k = in->n[0], .r0 = r0, .r1 = r1,
+              .x_stride = stride, .y_stride = pe_up16(in->n[4]), .scratch = p->scratch + thread * (int64_t)(PE_SCRATCH + p->row_bytes)};
+  for (int64_t t = 0; t < n; t += mm.n) {
+    mm.n = n - t < row->n_max ? n - t : row->n_max;
+    mm.x = pe_at(p, in->a[1]) + t * stride;
+    mm.y = (float *)pe_at(p, in->a[2]) + t * mm.y_stride;
+    row->fn(&mm);
+    if (pe_has(in->a[3])) {
+      const float *b = (const float *)pe_at(p, in->a[3]) + r0;
+      for (int64_t i = 0; i < mm.n; i++) p->v->add(mm.y + i * mm.y_stride + r0, mm.y + i * mm.y_stride + r0, b, r1 - r0);
+    }
+  }
+}
+
+/* ---- the table of operations --------------------------------------------------------- */
+
+static const struct {
+  uint32_t (*parts)(const pe_prog *, const pe_insn *);
+  void (*run)(pe_prog *, const pe_insn *, int64_t part, int32_t thread);
+} OPS[N_OPS] = {
+  [PE_OP_EMBED] = {parts_rows, run_embed}, [PE_OP_ROPE_TABLE] = {parts_rows, run_rope_table},
+  [PE_OP_NORM] = {parts_rows, run_norm},   [PE_OP_MM] = {parts_mm, run_mm},
+  [PE_OP_KV] = {parts_rows, pe_run_kv},    [PE_OP_ATTN] = {pe_parts_attn, pe_run_attn},
+  [PE_OP_ATTN_OUT] = {parts_rows, pe_run_attn_out},
+  [PE_OP_GLU] = {parts_glu, run_glu},      [PE_OP_EW] = {parts_rows, run_ew},
+};
+
+void pe_quantize_row(const pe_prog *p, pe_ref q32, pe_ref q256, const float *x, int64_t k, int64_t row) {
+  quantize(p, q32, q256, x, k, row, 0, k);
+}
+
+/* ---- one step -------------------------------------------------------------------------- */
+
+static int64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void part(void *ctx, int32_t phase, uint32_t part, int32_t thread) {
+  pe_prog *p = ctx;
+  if (atomic_load_explicit(&p->stop, memory_order_relaxed)) return;
+  int32_t i = p->first[phase];
+  while (part >= p->insn_parts[i]) part -= p->insn_parts[i++];
+  const pe_insn *in = &p->insns[i];
+  if (!p->profile) {
+    OPS[in->op].run(p, in, part, thread);
+    return;
+  }
+  int64_t t0 = now_ns();
+  OPS[in->op].run(p, in, part, thread);
+  atomic_fetch_add_explicit(&p->ns[i], now_ns() - t0, memory_order_relaxed);
+}
+
+static int bad_step(int32_t *bad, int32_t field, int32_t index) {
+  if (bad) bad[0] = field, bad[1] = index;
+  return PE_EINVAL;
+}
+
+/* Fields as numbered for bad[0]: 0 counts, 1 tokens, 2 start, 3 count, 4 tables, 5 wanted, 6 copies. */
+static int check_step(pe_prog *p, const pe_step *s, int32_t *bad) {
+  const pe_limits *l = &p->limits;
+  if (s->n_tokens < 1 || s->n_tokens > l->max_tokens) return bad_step(bad, 0, 0);
+  if (s->n_seqs < 1 || s->n_seqs > l->max_seqs) return bad_step(bad, 0, 1);
+  if (s->n_wanted < 0 || s->n_wanted > l->max_wanted) return bad_step(bad, 0, 2);
+  if (s->n_copies < 0) return bad_step(bad, 0, 3);
+  for (int32_t i = 0; i < s->n_tokens; i++)
+    if (s->tokens[i] < 0 || s->tokens[i] >= l->n_ids) return bad_step(bad, 1, i);
+  int32_t row = 0;
+  for (int32_t i = 0; i < s->n_seqs; i++) {
+    int32_t start = s->start[i], count = s->count[i];
+    if (start < 0 || start >= l->n_ctx) return bad_step(bad, 2, i);
+    if (count < 1 || count > l->n_ctx - start || count > s->n_tokens - row) return bad_step(bad, 3, i);
+    for (int32_t g = 0; g < l->n_groups; g++) {
+      const int32_t *table = s->tables + ((int64_t)g * s->n_seqs + i) * l->max_pages;
+      int64_t seen = p->window[g] > 0 && start - p->window[g] + 1 > 0 ? start - p->window[g] + 1 : 0;
+      for (int32_t q = (int32_t)(seen / PE_PAGE); q <= (start + count - 1) / PE_PAGE; q++)
+        if (table[q] < 0 || table[q] >= l->n_pages[g]) return bad_step(bad, 4, i);
+    }
+    for (int32_t j = 0; j < count; j++) p->seq[row] = i, p->pos[row++] = start + j;
+  }
+  if (row != s->n_tokens) return bad_step(bad, 3, s->n_seqs - 1);
+  for (int32_t i = 0; i < s->n_wanted; i++)
+    if (s->wanted[i] < 0 || s->wanted[i] >= s->n_tokens || (i && s->wanted[i] <= s->wanted[i - 1])) return bad_step(bad, 5, i);
+  for (int32_t i = 0; i < s->n_copies; i++) {
+    const int32_t *c = s->copies + 3 * i;
+    if (c[0] < 0 || c[0] >= l->n_groups || c[1] < 0 || c[1] >= l->n_pages[c[0]] || c[2] < 0 || c[2] >= l->n_pages[c[0]] || c[1] == c[2])
+      return bad_step(bad, 6, i);
+  }
+  return PE_OK;
+}
+
+/* Query tiles: runs of at most PE_TILE rows of one sequence. A tile shares the
+ * conversion of a page, so tiles want to be long; parts want to be many. */
+static void make_tiles(pe_prog *p) {
+  int32_t row = 0, max_chunk = 1;
+  p->n_tiles = 0;
+  for (int32_t i = 0; i < p->step.n_seqs; i++) {
+    for (int32_t left = p->step.count[i]; left > 0;) {
+      int32_t n = left < PE_TILE ? left : PE_TILE;
+      p->tiles[p->n_tiles++] = (pe_tile){i, row, n};
+      row += n, left -= n;
+    }
+    int32_t last = (p->step.start[i] + p->step.count[i] - 1) / PE_CHUNK;
+    if (last + 1 > max_chunk) max_chunk = last + 1;
+  }
+  p->n_chunks = max_chunk;
+}
+
+static void copy_pages(pe_prog *p) {
+  for (int32_t i = 0; i < p->step.n_copies; i++) {
+    const int32_t *c = p->step.copies + 3 * i;
+    int64_t bytes = p->limits.page_bytes[c[0]];
+    uint8_t *base = p->regions[p->limits.page_region[c[0]]].base;
+    for (int32_t l = 0; l < p->limits.n_layers[c[0]]; l++, base += bytes * p->limits.n_pages[c[0]])
+      memcpy(base + c[2] * bytes, base + c[1] * bytes, (size_t)bytes);
+  }
+}
+
+int pe_prog_run(pe_prog *p, pe_pool *pool, const pe_step *step, int32_t *bad) {
+  if (atomic_load(&p->stop)) return PE_ESTOPPED;
+  if (pe_pool_threads(pool) > p->n_threads) return bad_step(bad, 0, 4);
+  int rc = check_step(p, step, bad);
+  if (rc) return rc;
+  uint64_t env = pe_fpenv_get();
+  pe_fpenv_set();
+  p->step = *step;
+  make_tiles(p);
+  copy_pages(p);
+  for (int32_t i = 0, phase = 0; phase < p->n_phases; phase++) {
+    p->phase_parts[phase] = 0;
+    for (; i < p->first[phase + 1]; i++) {
+      p->insn_parts[i] = OPS[p->insns[i].op].parts(p, &p->insns[i]);
+      p->phase_parts[phase] += p->insn_parts[i];
+    }
+  }
+  pe_pool_run(pool, p->phase_parts, p->n_phases, part, p);
+  if (p->profile)
+    for (int32_t i = 0; i < p->n_insns; i++) p->profile[i] += atomic_exchange(&p->ns[i], 0);
+  pe_fpenv_put(env);
+  return atomic_load(&p->stop) ? PE_ESTOPPED : PE_OK;
+}
+
+void pe_prog_stop(pe_prog *p, int32_t stop) { atomic_store(&p->stop, stop); }
+void pe_prog_profile(pe_prog *p, int64_t *ns) { p->profile = ns; }

@@ -1,0 +1,50 @@
+/* exec.h: a bound program, as exec.c, exec_attn.c and exec_bind.c share it. */
+#ifndef PE_EXEC_H
+#define PE_EXEC_H
+#include <stdatomic.h>
+#include "kernel.h"
+#include "pool.h"
+
+#define PE_TILE 32         /* query rows of one attention part */
+#define PE_SPLIT_ROWS 16   /* steps of at most so many rows split attention over chunks */
+
+typedef struct pe_tile { int32_t seq, row, n; } pe_tile;
+
+struct pe_prog {
+  pe_insn *insns;
+  int32_t n_insns;
+  pe_region *regions;
+  int32_t n_regions;
+  pe_limits limits;
+  int32_t n_threads;           /* scratch is made for so many */
+  const pe_vops *v;
+  const pe_row *rows;
+  int64_t window[8];           /* per group; 0: none */
+  int64_t row_bytes;           /* room for the longest float row, behind each thread's scratch */
+  uint8_t *scratch;            /* n_threads * (PE_SCRATCH + row_bytes), 64-byte aligned */
+  void *scratch_base;
+  int32_t *first;              /* [n_phases + 1] first instruction of each phase */
+  int32_t n_phases;
+  /* of the step that runs */
+  pe_step step;
+  int32_t *pos, *seq;          /* [max_tokens] position and sequence of each row */
+  pe_tile *tiles;              /* [max_tokens] */
+  int32_t n_tiles, n_chunks;
+  uint32_t *insn_parts, *phase_parts;
+  _Atomic int32_t stop;
+  int64_t *profile;
+  _Atomic int64_t *ns;
+};
+
+static inline int64_t pe_up16(int64_t n) { return (n + 15) & ~(int64_t)15; }
+static inline int pe_has(pe_ref r) { return r.region >= 0; }
+static inline uint8_t *pe_at(const pe_prog *p, pe_ref r) { return p->regions[r.region].base + r.offset; }
+float *pe_row_f32(const pe_prog *p, pe_ref r, int64_t k, int64_t row);
+void pe_quantize_row(const pe_prog *p, pe_ref q32, pe_ref q256, const float *x, int64_t k, int64_t row);
+
+/* exec_attn.c */
+void pe_run_kv(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
+uint32_t pe_parts_attn(const pe_prog *p, const pe_insn *in);
+void pe_run_attn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
+void pe_run_attn_out(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
+#endif
