@@ -1,0 +1,172 @@
+"""The graph language: what an architecture file is written in.
+
+A graph is a list of textbook operations on rows of float32, one row per token of a
+step, under GGUF's own tensor names. It says nothing of types, instruction sets,
+fusions, pages or batches; those are lower.py's, fuse.py's and the engine's. Every
+word checks its widths against the file, so a graph that was built fits its tensors.
+
+Imported by arch/ and plan/. Imports errors only.
+"""
+
+import struct
+
+from ..errors import GGUFError
+
+# What a vector (norm weight, bias) may be stored as.
+VECTOR_TYPES = ("F32", "F16", "BF16")
+
+
+class Weight:
+    """A tensor of the file in a role: "matrix" [rows, width] or "vector" [width]."""
+
+    __slots__ = ("name", "tensor", "role")
+
+    def __init__(self, name, tensor, role):
+        self.name, self.tensor, self.role = name, tensor, role
+
+    @property
+    def rows(self):
+        return self.tensor.shape[1] if len(self.tensor.shape) > 1 else 1
+
+    @property
+    def width(self):
+        return self.tensor.shape[0]
+
+
+class Node:
+    """One operation. `rows` is "tokens" (a row per token of the step) or "wanted"."""
+
+    __slots__ = ("id", "op", "inputs", "weights", "attrs", "width", "rows", "label")
+
+    def __init__(self, id, op, inputs, weights, attrs, width, rows, label):
+        self.id, self.op, self.inputs, self.weights, self.attrs = id, op, inputs, weights, attrs
+        self.width, self.rows, self.label = width, rows, label
+
+
+class Graph:
+    def __init__(self, gguf):
+        self.gguf = gguf
+        self.nodes = []
+        self.output = None
+        self.used = set()
+
+    # ---- tensors ------------------------------------------------------------------
+
+    def weight(self, name, *shape, role="matrix"):
+        """The tensor `name`, whose ggml shape (row length first) must be `shape`. GGUFError otherwise."""
+        tensor = self.gguf.tensors.get(name)
+        if tensor is None:
+            raise GGUFError(f"{self.gguf.path}: tensor '{name}' is missing; expected shape {list(shape)}", key=name)
+        found = tuple(tensor.shape)
+        while len(found) > len(shape) and found[-1] == 1:
+            found = found[:-1]
+        if found != tuple(shape):
+            raise GGUFError(f"{self.gguf.path}: tensor '{name}' has shape {list(tensor.shape)}, expected {list(shape)}",
+                            key=name, offset=tensor.offset)
+        if role == "vector" and tensor.type_name not in VECTOR_TYPES:
+            raise GGUFError(f"{self.gguf.path}: tensor '{name}' is a vector of type {tensor.type_name}, "
+                            f"expected one of {', '.join(VECTOR_TYPES)}", key=name, offset=tensor.offset)
+        self.used.add(name)
+        return Weight(name, tensor, role)
+
+    def vector(self, name, n):
+        return self.weight(name, n, role="vector")
+
+    def has(self, name):
+        return name in self.gguf.tensors
+
+    def optional_vector(self, name, n):
+        return self.vector(name, n) if self.has(name) else None
+
+    def numbers(self, name, n):
+        """The values of a small F32 tensor, for tables computed when the model is opened."""
+        t = self.vector(name, n).tensor
+        if t.type_name != "F32":
+            raise GGUFError(f"{self.gguf.path}: tensor '{name}' is {t.type_name}, expected F32", key=name, offset=t.offset)
+        return struct.unpack(f"<{n}f", self.gguf.files[t.file].buffer[t.offset : t.offset + 4 * n])
+
+    # ---- words --------------------------------------------------------------------
+
+    def _node(self, op, inputs, weights=(), width=0, rows=None, label="", **attrs):
+        if rows is None:
+            rows = inputs[0].rows if inputs else "tokens"
+        node = Node(len(self.nodes), op, tuple(inputs), tuple(weights), attrs, width, rows, label)
+        self.nodes.append(node)
+        return node
+
+    def embed(self, weight, scale=1.0):
+        """Rows of `weight` chosen by the step's token ids, times scale."""
+        return self._node("embed", (), (weight,), width=weight.width, label=weight.name, scale=scale)
+
+    def rope_table(self, frequencies, mscale=1.0):
+        """Cosines and sines of position * frequency, times mscale: [cos..., sin...] per row."""
+        return self._node("rope_table", (), width=2 * len(frequencies), label="rope",
+                          frequencies=tuple(frequencies), mscale=mscale)
+
+    def rms_norm(self, x, weight, eps):
+        """x / sqrt(mean(x^2) + eps) * weight."""
+        self._same(x, weight)
+        return self._node("rms_norm", (x,), (weight,), width=x.width, label=weight.name, eps=eps)
+
+    def layer_norm(self, x, weight, bias, eps):
+        """(x - mean) / sqrt(var + eps) * weight + bias."""
+        self._same(x, weight)
+        return self._node("layer_norm", (x,), (weight, bias), width=x.width, label=weight.name, eps=eps)
+
+    def linear(self, x, weight, bias=None):
+        """x times the transpose of weight [rows, width], plus bias."""
+        self._same(x, weight)
+        if bias is not None and bias.width != weight.rows:
+            raise GGUFError(f"tensor '{bias.name}' has {bias.width} elements, expected {weight.rows}", key=bias.name)
+        return self._node("linear", (x,), (weight, bias), width=weight.rows, label=weight.name)
+
+    def head_norm(self, x, weight, n_head, eps):
+        """rms_norm of each head of x by itself; weight is as wide as a head."""
+        return self._node("head_norm", (x,), (weight,), width=x.width, label=weight.name, n_head=n_head, eps=eps)
+
+    def rope(self, x, table, n_head, kind):
+        """Rotates the first table.width elements of each head: kind "adjacent" pairs (2j, 2j+1), "halves" (j, j+n/2)."""
+        return self._node("rope", (x, table), width=x.width, label=x.label, n_head=n_head, kind=kind)
+
+    def attention(self, q, k, v, *, n_head, n_kv, scale, window=0, softcap=0.0, layer):
+        """Causal attention over what the cache holds and this step adds; window 0 sees everything."""
+        dv = v.width // n_kv
+        return self._node("attention", (q, k, v), width=n_head * dv, label=f"blk.{layer}.attn", n_head=n_head, n_kv=n_kv,
+                          dk=k.width // n_kv, dv=dv, scale=scale, window=window, softcap=softcap, layer=layer)
+
+    def add(self, a, b):
+        return self._node("add", (a, b), width=a.width, label=a.label)
+
+    def mul(self, a, b):
+        return self._node("mul", (a, b), width=a.width, label=a.label)
+
+    def scale(self, x, value):
+        return self._node("scale", (x,), width=x.width, label=x.label, value=value)
+
+    def act(self, x, kind):
+        """kind: "silu", "gelu" (tanh), "gelu_erf", "gelu_quick", "relu"."""
+        return self._node("act", (x,), width=x.width, label=x.label, kind=kind)
+
+    def softcap(self, x, value):
+        """value * tanh(x / value)."""
+        return self._node("softcap", (x,), width=x.width, label=x.label, value=value)
+
+    def wanted(self, x):
+        """Only the rows whose logits the step asks for."""
+        return self._node("wanted", (x,), width=x.width, rows="wanted", label=x.label)
+
+    def logits(self, x):
+        self.output = x
+
+    def _same(self, x, weight):
+        if x.width != weight.width:
+            raise GGUFError(f"tensor '{weight.name}' takes {weight.width} columns, its input has {x.width}", key=weight.name)
+
+    # ---- after building -------------------------------------------------------------
+
+    def check_all_used(self, ignorable=()):
+        """Every tensor of the file is part of the graph, or on the architecture's list of ignorable endings."""
+        extra = [n for n in self.gguf.tensors if n not in self.used and not n.endswith(tuple(ignorable))]
+        if extra:
+            shown = ", ".join(f"'{n[:80]}'" for n in extra[:8]) + (f" and {len(extra) - 8} more" if len(extra) > 8 else "")
+            raise GGUFError(f"{self.gguf.path}: {len(extra)} tensors that this architecture does not use: {shown}", key=extra[0])
