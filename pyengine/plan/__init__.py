@@ -1,0 +1,10 @@
+"""From a GGUF to a program: graph, kernels, fusion, memory, instructions.
+
+compile(gguf) reads hyper-parameters, builds the architecture's graph, lowers and fuses it
+and lays out memory; nothing large is touched. Program.open allocates and binds; Program.run
+does a step in one call. The engine is the only user in earnest.
+"""
+
+from .program import Program, Seq, Step, compile
+
+__all__ = ["Program", "Seq", "Step", "compile"]

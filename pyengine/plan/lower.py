@@ -1,0 +1,233 @@
+"""Graph to instructions: one operation, one or two instructions, and a kernel for each
+matrix product. No fusion here (fuse.py) and no addresses (program.py).
+
+Imported by plan/program.py. Imports plan/, native, quants through the rows it is given.
+"""
+
+import dataclasses
+import struct
+from collections import Counter
+
+from ..errors import UnsupportedError
+from .ops import ACTIVATIONS, CHUNK, EW, NORMS, PAGE, ROPES, SPLIT_ROWS, Const, Instr, Pages, Value, up
+
+FORMS = ("f32", "q32", "q256")          # PE_ACT_*
+PART_FLOATS = 1 << 22                   # chunk results kept at most, 16 MB: beyond it attention is not split
+
+
+@dataclasses.dataclass
+class CacheGroup:
+    """Layers whose pages are counted together: equal window and KV shape."""
+
+    window: int
+    n_kv: int
+    dk: int
+    dv: int
+    layers: list
+
+    @property
+    def layer_page_bytes(self):
+        return self.n_kv * (self.dk + self.dv) * PAGE * 2
+
+    @property
+    def page_bytes(self):
+        """One page of 64 positions over all layers of the group, K and V."""
+        return self.layer_page_bytes * len(self.layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """Rows of pe_rows() for one, few and many tokens; `few` and `many` are the first counts of the later two."""
+
+    rows: tuple
+    names: tuple
+    few: int
+    many: int
+    act: int
+
+
+def choose(type_id, type_name, all_rows, isa) -> Kernels:
+    """The rows for a weight type: the widest instruction set first, then the narrowest token range.
+    UnsupportedError lists the rows that were refused."""
+    mine = [r for r in all_rows if r.wtype == type_id]
+    fit = sorted((r for r in mine if r.isa & isa == r.isa), key=lambda r: (-r.isa, r.n_max - r.n_min))
+    if not fit:
+        refused = "; ".join(f"{r.name}: this CPU or PYENGINE_ISA lacks its instruction set" for r in mine)
+        raise UnsupportedError(f"no kernel for weights of type {type_name}: {refused or 'there is none'}")
+
+    def best(n):
+        return next((r for r in fit if r.n_min <= n <= r.n_max), None)
+
+    one, many = best(1), best(512)
+    few = best(2)
+    if one is None or few is None or many is None:
+        raise UnsupportedError(f"no kernel for weights of type {type_name} at {1 if one is None else 2 if few is None else 512} tokens; "
+                               f"rows: {', '.join(f'{r.name} {r.n_min}..{r.n_max}' for r in fit)}")
+    first_many = max(2, many.n_min) if few is many else min(few.n_max + 1, max(many.n_min, few.n_max + 1))
+    return Kernels((one.index, few.index, many.index), (one.name, few.name, many.name), 2, max(2, first_many), one.act)
+
+
+class Lowering:
+    def __init__(self, graph, rows, isa, n_ctx):
+        self.graph, self.rows, self.isa, self.n_ctx = graph, rows, isa, n_ctx
+        self.instrs, self.groups = [], []
+        self.values = {}                # node id -> Value of kind f32
+        self.forms = {}                 # (node id, form) -> Value
+        self.kernels = {}               # type id -> Kernels
+        self.consts = {}
+        self.uses = Counter(x.id for node in graph.nodes for x in node.inputs)
+        if graph.output is not None:
+            self.uses[graph.output.id] += 1
+        self.needed = {}                # node id -> activation forms its products want
+        for node in graph.nodes:
+            if node.op == "linear":
+                form = FORMS[self.kernels_for(node.weights[0]).act]
+                self.needed.setdefault(node.inputs[0].id, []).append(form)
+
+    def run(self):
+        for node in self.graph.nodes:
+            getattr(self, node.op)(node)
+        return self.instrs, self.groups
+
+    # ---- helpers --------------------------------------------------------------------
+
+    def kernels_for(self, weight):
+        t = weight.tensor
+        if t.type not in self.kernels:
+            self.kernels[t.type] = choose(t.type, t.type_name, self.rows, self.isa)
+        return self.kernels[t.type]
+
+    def emit(self, op, node, args, n, f=None, kernels=None, label=None):
+        self.instrs.append(Instr(op, node.rows, args, n, f, kernels, node.label if label is None else label))
+
+    def new(self, node, suffix=""):
+        value = Value(f"{node.op}{node.id}{suffix}", "f32", node.width, node.rows)
+        self.values[node.id] = value
+        return value
+
+    def of(self, node):
+        return self.values[node.id]
+
+    def vector(self, weight):
+        """A vector as float32: where it lies if stored so, else a small constant."""
+        if weight is None or weight.tensor.type_name == "F32":
+            return weight
+        if weight.name not in self.consts:
+            t = weight.tensor
+            raw = self.graph.gguf.files[t.file].buffer[t.offset : t.offset + t.nbytes]
+            n = t.nbytes // 2
+            if t.type_name == "F16":
+                data = struct.pack(f"<{n}f", *struct.unpack(f"<{n}e", raw))
+            else:                       # BF16: the upper half of a float32
+                data = b"".join(b"\0\0" + bytes(raw[2 * i : 2 * i + 2]) for i in range(n))
+            self.consts[weight.name] = Const(weight.name, data)
+        return self.consts[weight.name]
+
+    def activation(self, node, form):
+        """The rows of `node` in the form a kernel wants; all forms that are wanted are made at once."""
+        if form == "f32":
+            return self.of(node)
+        if (node.id, form) not in self.forms:
+            x, out = self.of(node), {}
+            for f in sorted(set(self.needed[node.id]) - {"f32"}):
+                out[f] = self.forms[node.id, f] = Value(f"{x.name}.{f}", f, x.k, x.rows)
+            self.instrs.append(Instr("NORM", x.rows, {"x": x, **out}, {"k": x.k, "kind": NORMS["none"]}, {"eps": 0.0}, label="quantize"))
+        return self.forms[node.id, form]
+
+    def own(self, node):
+        """The value of a node that the next instruction may change in place."""
+        x = self.of(node)
+        if self.uses[node.id] == 1:
+            return x
+        copy = Value(x.name + "'", "f32", x.k, x.rows)
+        self.instrs.append(Instr("EW", x.rows, {"x": x, "y": copy}, {"k": x.k, "what": EW["scale"], "kind": 0}, {"value": 1.0}, label="copy"))
+        return copy
+
+    def ew(self, node, what, kind=0, value=0.0):
+        a, b = self.of(node.inputs[0]), self.of(node.inputs[1]) if len(node.inputs) > 1 else None
+        self.emit("EW", node, {"x": a, "b": b, "y": self.new(node)}, {"k": node.width, "what": EW[what], "kind": kind}, {"value": value})
+
+    # ---- one method per word of the graph ---------------------------------------------
+
+    def embed(self, node):
+        w = node.weights[0]
+        t = w.tensor
+        self.kernels_for(w)             # a type without kernels is refused by name here
+        self.emit("EMBED", node, {"weight": w, "y": self.new(node)},
+                  {"k": w.width, "type": t.type, "row_bytes": t.row_bytes, "n_rows": w.rows}, {"scale": node.attrs["scale"]})
+
+    def rope_table(self, node):
+        freq = node.attrs["frequencies"]
+        data = Const(f"rope{node.id}.freq", struct.pack(f"={len(freq)}d", *freq))
+        self.emit("ROPE_TABLE", node, {"freq": data, "y": self.new(node)}, {"n": len(freq)}, {"mscale": node.attrs["mscale"]})
+
+    def rms_norm(self, node):
+        self.emit("NORM", node, {"x": self.of(node.inputs[0]), "w": self.vector(node.weights[0]), "y": self.new(node)},
+                  {"k": node.width, "kind": NORMS["rms"]}, {"eps": node.attrs["eps"]})
+
+    def layer_norm(self, node):
+        w, b = node.weights
+        self.emit("NORM", node, {"x": self.of(node.inputs[0]), "w": self.vector(w), "b": self.vector(b), "y": self.new(node)},
+                  {"k": node.width, "kind": NORMS["layer"]}, {"eps": node.attrs["eps"]})
+
+    def linear(self, node):
+        w, bias = node.weights
+        k = self.kernels_for(w)
+        x = self.activation(node.inputs[0], FORMS[k.act])
+        self.emit("MM", node, {"weight": w, "x": x, "y": self.new(node), "bias": self.vector(bias)},
+                  {"k": w.width, "rows": w.rows, "row_bytes": w.tensor.row_bytes, "act": k.act, "yk": w.rows}, kernels=k)
+
+    def in_place_heads(self, node, n_head, args, n, f):
+        x = self.own(node.inputs[0])
+        d = node.width // n_head
+        self.values[node.id] = x
+        self.emit("KV", node, {"q": x, **args}, {"n_head": n_head, "n_kv": 1, "dk": d, "dv": d, "n_rot": 0, "kind": 0, "group": 0, **n}, f)
+
+    def head_norm(self, node):
+        self.in_place_heads(node, node.attrs["n_head"], {"q_norm": self.vector(node.weights[0])}, {}, {"eps": node.attrs["eps"]})
+
+    def rope(self, node):
+        table = node.inputs[1]
+        self.in_place_heads(node, node.attrs["n_head"], {"table": self.of(table)},
+                            {"n_rot": table.width, "kind": ROPES[node.attrs["kind"]]}, {"eps": 0.0})
+
+    def attention(self, node):
+        a = node.attrs
+        key = (a["window"], a["n_kv"], a["dk"], a["dv"])
+        group = next((i for i, g in enumerate(self.groups) if (g.window, g.n_kv, g.dk, g.dv) == key), None)
+        if group is None:
+            group = len(self.groups)
+            if group == 8:
+                raise UnsupportedError("more than 8 kinds of attention layers (window, KV heads, head sizes) in one model")
+            self.groups.append(CacheGroup(*key, []))
+        pages = Pages(group, len(self.groups[group].layers), f"{node.label}.kv")
+        self.groups[group].layers.append(a["layer"])
+        q, k, v = (self.of(x) for x in node.inputs)
+        heads = {"n_head": a["n_head"], "n_kv": a["n_kv"], "dk": a["dk"], "dv": a["dv"]}
+        chunks = -(-self.n_ctx // CHUNK)
+        cap = min(PART_FLOATS, SPLIT_ROWS * a["n_head"] * chunks * up(a["dv"] + 2, 16)) if chunks > 1 else 0
+        part = Value(f"part{node.id}", "part", cap, "once") if cap else None
+        y = self.new(node)
+        self.emit("KV", node, {"k": k, "v": v, "pages": pages}, {**heads, "n_rot": 0, "kind": 0, "group": group}, {"eps": 0.0}, label="store")
+        self.emit("ATTN", node, {"q": q, "y": y, "part": part, "pages": pages}, {**heads, "window": a["window"], "group": group, "cap": cap},
+                  {"scale": a["scale"], "softcap": a["softcap"]})
+        self.emit("ATTN_OUT", node, {"part": part, "y": y}, {**heads, "window": a["window"], "cap": cap}, label="merge")
+
+    def add(self, node):
+        self.ew(node, "add")
+
+    def mul(self, node):
+        self.ew(node, "mul")
+
+    def scale(self, node):
+        self.ew(node, "scale", value=node.attrs["value"])
+
+    def act(self, node):
+        self.ew(node, "act", kind=ACTIVATIONS[node.attrs["kind"]])
+
+    def softcap(self, node):
+        self.ew(node, "softcap", value=node.attrs["value"])
+
+    def wanted(self, node):
+        x = self.of(node.inputs[0])
+        self.emit("NORM", node, {"x": x, "y": self.new(node)}, {"k": x.k, "kind": NORMS["none"]}, {"eps": 0.0}, label="wanted rows")

@@ -1,0 +1,329 @@
+"""The compiled program: memory layout, binding, steps, and what explain prints.
+
+compile() decides everything that does not depend on memory at hand; Program.open()
+allocates the arena, the pages and the thread pool once, and binds; Program.run() makes one
+C call per step. No policy here: who runs when is schedule.py's.
+
+Imported by engine and plan/__init__. Imports native, arch, plan/.
+"""
+
+import dataclasses
+import mmap
+from collections.abc import Sequence
+
+from ..arch import module_for
+from ..errors import ClosedError, MemoryBudgetError, PyengineError, RequestError, StoppedError
+from ..native import ffi, isa_mask, lib, rows
+from . import fuse as fusion
+from .graph import Graph, Weight
+from .lower import FORMS, Lowering
+from .ops import COUNTS, OPS, PAGE, Const, Pages, up
+
+ARENA, CONSTS, LOGITS, FILES = 0, 1, 2, 3       # regions; then one per file, then one per cache group
+STEP_FIELDS = ("counts", "tokens", "start", "count", "tables", "wanted", "copies")
+
+
+@dataclasses.dataclass(frozen=True)
+class Seq:
+    """One sequence's part of a step: `count` rows from position `start`; tables[g][p] is the page of
+    group g that holds positions 64p..64p+63."""
+
+    start: int
+    count: int
+    tables: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    tokens: Sequence            # ids, the sequences' rows one after another
+    seqs: Sequence              # of Seq
+    wanted: Sequence            # rows whose logits are wanted, ascending
+    copies: Sequence = ()       # (group, source page, target page), made first
+
+
+class Logits:
+    """The wanted rows of the last step, valid until the next run."""
+
+    __slots__ = ("_base", "_stride", "n_vocab", "n")
+
+    def __init__(self, base, stride, n_vocab, n):
+        self._base, self._stride, self.n_vocab, self.n = base, stride, n_vocab, n
+
+    def address(self, i: int) -> int:
+        """Where row i begins: n_vocab float32."""
+        assert 0 <= i < self.n
+        return self._base + i * self._stride
+
+    def numpy(self, i: int):
+        """A copy of row i."""
+        import numpy
+
+        return numpy.frombuffer(ffi.buffer(ffi.cast("char *", self.address(i)), 4 * self.n_vocab), numpy.float32).copy()
+
+
+def compile(gguf, *, n_ctx, max_seqs=4, max_tokens=512, max_wanted=32, kv_type="f16", isa=None, fuse=True) -> "Program":
+    """Plans `gguf` for at most n_ctx positions a sequence and max_tokens rows a step. GGUFError: the
+    file is not what its architecture needs; UnsupportedError: something we do not have."""
+    if kv_type != "f16":
+        raise RequestError(f"kv_type is {kv_type!r}, expected 'f16'", param="kv_type")
+    module = module_for(gguf.arch)
+    hp = module.hyper(gguf)
+    graph = Graph(gguf)
+    module.build(graph, hp)
+    return Program(gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, isa_mask(isa), fuse)
+
+
+class Program:
+    def __init__(self, gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, isa, fuse):
+        self.gguf, self.arch, self.hp, self.graph, self.isa = gguf, gguf.arch, hp, graph, isa
+        self.n_vocab, self.n_ctx = hp.n_vocab, n_ctx
+        self.max_seqs, self.max_tokens, self.max_wanted = max_seqs, max_tokens, max_wanted
+        lowering = Lowering(graph, rows(), isa, n_ctx)
+        self.instrs, groups = lowering.run()
+        self.output = lowering.of(graph.output)
+        if fuse:
+            self.instrs = fusion.fuse(self.instrs)
+        self.groups = tuple(groups)
+        self._consts = self._lay_constants()
+        self.arena_bytes = self._lay_arena()
+        self.logits_bytes = max_wanted * self.output.row_bytes
+        self._prog = self._pool = None
+        self._profile = None
+        self._memory = []
+        self.steps = 0
+
+    # ---- memory planning ----------------------------------------------------------------
+
+    def _lay_constants(self):
+        seen, data = {}, bytearray()
+        for i in self.instrs:
+            for v in i.args.values():
+                if isinstance(v, Const) and id(v) not in seen:
+                    seen[id(v)] = v
+                    data += bytes(-len(data) % 64)
+                    v.offset = len(data)
+                    data += v.data
+        return bytes(data or b"\0")
+
+    def size_of(self, value):
+        """Bytes of all rows of a value."""
+        n = {"tokens": self.max_tokens, "wanted": self.max_wanted, "once": 1}[value.rows]
+        return up(value.row_bytes, 64) * n
+
+    def _lay_arena(self):
+        """Places each value at the lowest offset that is free from its first to its last phase."""
+        first, last, values, phase = {}, {}, {}, 0
+        for i in self.instrs:
+            for v in i.touched("rwu"):
+                if not isinstance(v, (Const, Pages, Weight)) and v is not self.output:
+                    values[id(v)] = v
+                    first.setdefault(id(v), phase)
+                    last[id(v)] = phase
+            phase += i.barrier
+        live, end = [], 0
+        for key in sorted(values, key=lambda k: (first[k], -self.size_of(values[k]))):
+            v, size, offset = values[key], self.size_of(values[key]), 0
+            live = sorted(((o, s, l) for o, s, l in live if l >= first[key]))
+            for o, s, _ in live:
+                if offset + size <= o:
+                    break
+                offset = max(offset, o + s)
+            v.offset = offset
+            live.append((offset, size, last[key]))
+            end = max(end, offset + size)
+        return max(end, 64)
+
+    # ---- binding --------------------------------------------------------------------------
+
+    def open(self, pages, n_threads, profile=False) -> None:
+        """Allocates arena, logits and pages[g] pages per group, makes n_threads threads, binds."""
+        assert self._prog is None and len(pages) == len(self.groups)
+        self.n_pages = tuple(pages)
+        consts = self._allocate(len(self._consts))
+        consts[: len(self._consts)] = self._consts
+        memory = [self._allocate(self.arena_bytes), consts, self._allocate(self.logits_bytes)]
+        regions = [(_address(m), len(m), True) for m in memory]
+        regions += [(f.address, f.size, False) for f in self.gguf.files]
+        memory += [self._allocate(n * g.page_bytes) for n, g in zip(pages, self.groups)]
+        regions += [(_address(m), len(m), True) for m in memory[FILES:]]
+        self._memory, self._first_group = memory, FILES + len(self.gguf.files)
+        self._logits = regions[LOGITS][0]
+        table = ffi.new("pe_region[]", len(regions))
+        for r, (base, size, writable) in zip(table, regions):
+            r.base, r.size, r.writable = ffi.cast("uint8_t *", base), size, writable
+        insns = ffi.new("pe_insn[]", len(self.instrs))
+        for c, i in zip(insns, self.instrs):
+            self._encode(c, i)
+        prog, pool, bad = ffi.new("pe_prog **"), ffi.new("pe_pool **"), ffi.new("int32_t[2]")
+        rc = lib.pe_prog_new(prog, insns, len(self.instrs), table, len(regions), self._limits(pages), self.isa, n_threads, bad)
+        if rc == lib.PE_ENOMEM:
+            raise MemoryBudgetError("out of memory while binding the program")
+        if rc:
+            what = self.instrs[bad[0]] if bad[0] >= 0 else None
+            raise PyengineError(f"internal error: instruction {bad[0]} ({what.op + ' ' + what.label if what else 'limits'}) "
+                                f"does not bind: operand {bad[1]}, code {rc}")
+        self._prog = prog[0]
+        rc = lib.pe_pool_new(pool, n_threads)
+        if rc:
+            lib.pe_prog_free(self._prog)
+            self._prog = None
+            raise MemoryBudgetError(f"cannot start {n_threads} threads")
+        self._pool = pool[0]
+        self.n_threads = n_threads
+        if profile:
+            self._profile = ffi.new("int64_t[]", len(self.instrs))
+            lib.pe_prog_profile(self._prog, self._profile)
+        self._new_step_buffers()
+
+    def _allocate(self, n):
+        try:
+            return mmap.mmap(-1, max(n, 1))
+        except (OSError, ValueError, OverflowError) as e:
+            raise MemoryBudgetError(f"cannot allocate {n:,} bytes: {e}") from None
+
+    def _limits(self, pages):
+        l = ffi.new("pe_limits *")
+        l.max_tokens, l.max_seqs, l.max_wanted = self.max_tokens, self.max_seqs, self.max_wanted
+        l.n_ctx, l.n_ids, l.n_groups, l.max_pages = self.n_ctx, self.n_vocab, len(self.groups), -(-self.n_ctx // PAGE)
+        for i, (n, g) in enumerate(zip(pages, self.groups)):
+            l.n_pages[i], l.page_region[i] = n, self._first_group + i
+            l.page_bytes[i], l.n_layers[i] = g.layer_page_bytes, len(g.layers)
+        return l
+
+    def _place(self, v):
+        """(region, offset) of an operand."""
+        if isinstance(v, Weight):
+            return FILES + v.tensor.file, v.tensor.offset
+        if isinstance(v, Const):
+            return CONSTS, v.offset
+        if isinstance(v, Pages):
+            return self._first_group + v.group, v.index * self.n_pages[v.group] * self.groups[v.group].layer_page_bytes
+        return (LOGITS, 0) if v is self.output else (ARENA, v.offset)
+
+    def _encode(self, c, i):
+        op = OPS[i.op]
+        c.op, c.count, c.barrier = op.code, COUNTS[i.count], i.barrier
+        for slot, name in enumerate(op.operands):
+            region, offset = self._place(i.args[name]) if name in i.args else (-1, 0)
+            c.a[slot].region, c.a[slot].offset = region, offset
+        for slot in range(len(op.operands), 8):
+            c.a[slot].region = -1
+        for slot, name in enumerate(op.shape):
+            c.n[slot] = i.n[name]
+        for slot, name in enumerate(op.scalars):
+            c.f[slot] = i.f.get(name, 0.0)
+        if i.kernels:
+            c.few, c.many = i.kernels.few, i.kernels.many
+            for slot, row in enumerate(i.kernels.rows):
+                c.fn[slot] = row
+
+    # ---- steps --------------------------------------------------------------------------------
+
+    def _new_step_buffers(self):
+        self._max_pages = -(-self.n_ctx // PAGE)
+        self._tokens = ffi.new("int32_t[]", self.max_tokens)
+        self._start = ffi.new("int32_t[]", self.max_seqs)
+        self._count = ffi.new("int32_t[]", self.max_seqs)
+        self._tables = ffi.new("int32_t[]", max(1, len(self.groups)) * self.max_seqs * self._max_pages)
+        self._wanted = ffi.new("int32_t[]", self.max_wanted)
+        self._step, self._bad = ffi.new("pe_step *"), ffi.new("int32_t[2]")
+        s = self._step
+        s.tokens, s.start, s.count, s.tables, s.wanted = self._tokens, self._start, self._count, self._tables, self._wanted
+
+    def run(self, step: Step) -> Logits:
+        """Runs one step. FileChangedError, StoppedError (nothing was committed), RequestError (the step
+        breaks a bound, named)."""
+        if self._prog is None:
+            raise ClosedError("the program is closed")
+        self.gguf.check_unchanged()
+        s, n, n_seqs, n_wanted = self._step, len(step.tokens), len(step.seqs), len(step.wanted)
+        for what, have, most in (("tokens", n, self.max_tokens), ("seqs", n_seqs, self.max_seqs), ("wanted", n_wanted, self.max_wanted)):
+            if have > most:
+                raise RequestError(f"a step has {have} {what}, expected at most {most}", param=what)
+        try:
+            self._tokens[0:n] = step.tokens
+        except OverflowError:
+            raise RequestError("a token id does not fit 32 bits", param="tokens") from None
+        self._wanted[0:n_wanted] = step.wanted
+        copies = ffi.new("int32_t[]", [x for c in step.copies for x in c] or [0])
+        s.n_tokens, s.n_seqs, s.n_wanted, s.n_copies, s.copies = n, n_seqs, n_wanted, len(step.copies), copies
+        for i, seq in enumerate(step.seqs):
+            self._start[i], self._count[i] = seq.start, seq.count
+            for g, table in enumerate(seq.tables):
+                at = (g * n_seqs + i) * self._max_pages
+                need = min(-(-(seq.start + seq.count) // PAGE), self._max_pages)
+                if len(table) < need:
+                    raise RequestError(f"sequence {i} has {len(table)} pages in group {g}, expected at least {need}", param="tables")
+                self._tables[at : at + need] = table[:need] if len(table) != need else table
+        rc = lib.pe_prog_run(self._prog, self._pool, s, self._bad)
+        if rc == lib.PE_ESTOPPED:
+            raise StoppedError("the step was stopped; nothing was committed")
+        if rc:
+            raise RequestError(f"step refused: {STEP_FIELDS[self._bad[0]]}, index {self._bad[1]}", param=STEP_FIELDS[self._bad[0]])
+        self.steps += 1
+        return Logits(self._logits, self.output.row_bytes, self.n_vocab, n_wanted)
+
+    def stop(self, on=True) -> None:
+        """A running step ends early with StoppedError; stop(False) lets steps run again."""
+        if self._prog is not None:
+            lib.pe_prog_stop(self._prog, on)
+
+    def close(self) -> None:
+        prog, pool, self._prog, self._pool = self._prog, self._pool, None, None
+        if pool is not None:
+            lib.pe_pool_free(pool)
+        if prog is not None:
+            lib.pe_prog_free(prog)
+        memory, self._memory = self._memory, []
+        for m in memory:
+            m.close()
+
+    def abandon(self) -> None:
+        """In a forked child: forget threads that do not exist here; frees nothing."""
+        self._prog = self._pool = None
+
+    # ---- what people read ------------------------------------------------------------------------
+
+    @property
+    def profile(self):
+        """[(instruction number, op, label, seconds summed over threads, weight bytes)] so far."""
+        if self._profile is None:
+            return []
+        return [(n, i.op, i.label, self._profile[n] / 1e9, _weight_bytes(i)) for n, i in enumerate(self.instrs)]
+
+    def explain(self):
+        """The program, a line each: number, op, operands with type, shape and place, kernel, weight bytes."""
+        yield (f"{self.arch}: {len(self.instrs)} instructions in {sum(i.barrier for i in self.instrs)} phases, "
+               f"at most {self.max_tokens} tokens, {self.max_wanted} wanted rows, {self.max_seqs} sequences of {self.n_ctx} positions")
+        phase = 0
+        for n, i in enumerate(self.instrs):
+            operands = "  ".join(f"{name}={self._describe(v)}" for name, v in i.args.items())
+            kernel = f"  [{' | '.join(dict.fromkeys(i.kernels.names))}; few from {i.kernels.few}, many from {i.kernels.many}]" if i.kernels else ""
+            size = _weight_bytes(i)
+            yield f"{n:4d} {phase:4d} {i.op:<10} {i.count:<6} {operands}{kernel}" + (f"  {size:,} B" if size else "")
+            phase += i.barrier
+        for n, g in enumerate(self.groups):
+            yield (f"cache group {n}: {len(g.layers)} layers, window {g.window or 'none'}, {g.n_kv} KV heads of {g.dk}/{g.dv}, "
+                   f"{g.page_bytes:,} B a page of {PAGE} positions")
+        yield f"arena {self.arena_bytes:,} B, logits {self.logits_bytes:,} B, constants {len(self._consts):,} B"
+
+    def _describe(self, v):
+        if isinstance(v, Weight):
+            return f"{v.name} {v.tensor.type_name}{list(v.tensor.shape)}"
+        if isinstance(v, Const):
+            return f"{v.name} const@{v.offset}"
+        if isinstance(v, Pages):
+            return f"pages[{v.group}.{v.index}]"
+        return f"{v.name} {v.kind}[{v.rows},{v.k}]" + (" logits" if v is self.output else f"@{v.offset}")
+
+
+def _weight_bytes(instr):
+    w = instr.args.get("weight")
+    return w.tensor.nbytes if w is not None and instr.op == "MM" else 0
+
+
+def _address(m):
+    return int(ffi.cast("uintptr_t", ffi.from_buffer("char[]", m)))
+
+
+assert FORMS == ("f32", "q32", "q256")
