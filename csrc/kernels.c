@@ -15,7 +15,10 @@ static const pe_row *const row_tables[] = {
 };
 
 static const pe_vops *const vops_tiers[] = {
-    NULL,
+    &pe_vops_scalar,
+#if defined(__x86_64__) || defined(_M_X64)
+    &pe_vops_avx2,
+#endif
 };
 
 #define N_TABLES (sizeof row_tables / sizeof row_tables[0])
@@ -35,7 +38,7 @@ static void gather(void) {
       rows[n_rows++] = *r;
     }
   for (size_t i = 0; i < N_TIERS; i++)
-    if (vops_tiers[i]) tiers[n_tiers++] = *vops_tiers[i];
+    tiers[n_tiers++] = *vops_tiers[i];
 }
 
 const pe_row *pe_rows(int32_t *n) {

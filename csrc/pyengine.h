@@ -77,6 +77,7 @@ void pe_half_soft(uint16_t *h, float *y, const float *x, int64_t n);  /* for tes
 /* ---- kernel.h: everything that is not a matrix product ---------------------- */
 #define PE_PAGE 64         /* positions per KV page */
 #define PE_CHUNK 256       /* positions per attention chunk */
+#define PE_MAX_DK 2048     /* largest head size of K that attention's scratch holds */
 #define PE_ACT_SILU 0
 #define PE_ACT_GELU 1        /* tanh form */
 #define PE_ACT_GELU_ERF 2
@@ -87,13 +88,14 @@ typedef struct pe_attn {   /* one KV head, its group of query heads, some tokens
   const float *q;          /* query of (token i, head g): q + i*q_stride + g*dk, rope applied */
   int64_t q_stride;        /* floats */
   int64_t n_q, n_group;    /* tokens; query heads that share this KV head */
-  int64_t dk, dv;          /* head sizes of K and V */
+  int64_t dk, dv;          /* head sizes of K and V; dk <= PE_MAX_DK */
   int64_t pos;             /* position of token 0; token i sees positions p <= pos+i ... */
   int64_t window;          /* ... with p > pos+i-window, where window > 0 */
   const uint8_t *kv;       /* page p of this layer at kv + table[p]*page_stride */
   const int32_t *table;
   int64_t page_stride;     /* bytes */
-  int64_t k_off, v_off;    /* this head's K and V within the page: K is f16 [dk][PE_PAGE], V is f16 [PE_PAGE][dv] */
+  int64_t k_off, v_off;    /* this head's K and V within the page: K is f16 [PE_PAGE/16][dk][16] (strips of 16
+                              positions, see docs/arithmetic.md), V is f16 [PE_PAGE][dv] */
   float scale;             /* score = rn(q.k * scale), then cap*tanh(score/cap) where softcap > 0 */
   float softcap;
   int64_t c0, c1;          /* chunks to visit, clipped by what each token sees */
@@ -124,7 +126,7 @@ typedef struct pe_vops {   /* one tier's table; every member gives the same bits
   void (*rope_adjacent)(float *x, const float *cs, int64_t n_rot);  /* pairs (2j, 2j+1), j < n_rot/2 */
   void (*rope_halves)(float *x, const float *cs, int64_t n_rot);    /* pairs (j, j+n_rot/2) */
   void (*kv_store)(uint8_t *kpage, uint8_t *vpage, int64_t slot, const float *k, const float *v, int64_t dk, int64_t dv);
-      /* writes column `slot` of K (f16 [dk][PE_PAGE]) and row `slot` of V (f16 [PE_PAGE][dv]) */
+      /* writes position `slot` of K (f16 [PE_PAGE/16][dk][16]) and of V (f16 [PE_PAGE][dv]) */
   void (*attn)(const pe_attn *a);
   void (*attn_merge)(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv);
       /* partials of chunks c0..c1 (c at part + c*part_stride) into a finished o[dv] */

@@ -1,0 +1,339 @@
+/* attn.inl.c: attention over pages, written once over the sixteen-lane words.
+ * Definition: docs/arithmetic.md, "Attention". Included by simd_<isa>.c only, after
+ * ops.inl.c. It does not split work over threads: exec.c hands out pe_attn's.
+ *
+ * A row is one (token, head) pair, token-major. Rows go in tiles of up to TILE, a tile
+ * goes through its chunks in order; scores of one chunk lie in scratch. In a tile, K is
+ * read strip by strip (16 positions x dk) and V column block by column block (positions
+ * x 16 columns); each is made float once and used by all rows, BLOCK rows by sixteen
+ * lanes in registers. Up to BLOCK rows in all (decode), K and V are used as they lie.
+ *
+ * What a row sees is a range [lo, hi) of each chunk; both bounds rise with the row, so
+ * a block of rows shares [lo of its last, hi of its first) and has ragged ends, which
+ * go row by row. Positions outside are computed at most, and never added. */
+
+enum { TILE = 96, BLOCK = 6, P_STRIDE = PE_CHUNK + 16 };   /* + 16: rows not a multiple of 1 KB apart */
+enum { DIRECT_DV = 1024 };                 /* wider heads take the tile's way */
+
+typedef struct {
+  float p[TILE][P_STRIDE];                  /* scores, then exp(s - m), of the chunk */
+  float m[TILE], l[TILE];                   /* running */
+  float m1[TILE], l1[TILE];                 /* of the chunk */
+  float m2[TILE], l2[TILE];                 /* of both, and the factors of the two o */
+  float e0[TILE], e1[TILE];
+  int32_t lo[TILE], hi[TILE];               /* visible positions of the chunk, relative */
+  int32_t seen[TILE];                       /* chunks merged so far: 0 or 1 */
+  const float *q[TILE];
+  float *o[TILE];
+  float o16[BLOCK][16];                     /* sixteen columns of a block's o in this chunk */
+  union {
+    float k[PE_MAX_DK][16];
+    float v[PE_CHUNK][16];
+    float o1[BLOCK][DIRECT_DV];             /* a block's o in this chunk */
+  } u;
+} attn_tile;
+_Static_assert(sizeof(attn_tile) <= PE_SCRATCH, "scratch");
+
+/* Scores of R rows and T strips of f16 or float K: lanes are positions, dimensions in order. */
+typedef void qk_fn(float *p, const float *const *q, const void *k, int64_t dk, float scale);
+#define QK(NAME, R, T, TYPE, LOAD)                                                              \
+  static void NAME(float *p, const float *const *q, const void *k_, int64_t dk, float scale) {  \
+    const TYPE *k = (const TYPE *)k_;                                                           \
+    const float *qr[R];                                                                         \
+    v16 acc[R][T];                                                                              \
+    for (int r = 0; r < R; r++) qr[r] = q[r];                                                   \
+    for (int r = 0; r < R; r++)                                                                 \
+      for (int t = 0; t < T; t++) acc[r][t] = v16_set(0.0f);                                    \
+    for (int64_t d = 0; d < dk; d++) {                                                          \
+      v16 kd[T];                                                                                \
+      for (int t = 0; t < T; t++) kd[t] = LOAD(k + (t * dk + d) * 16);                          \
+      for (int r = 0; r < R; r++) {                                                             \
+        v16 b = v16_set(qr[r][d]);                                                              \
+        for (int t = 0; t < T; t++) acc[r][t] = v16_fma(b, kd[t], acc[r][t]);                   \
+      }                                                                                         \
+    }                                                                                           \
+    for (int r = 0; r < R; r++)                                                                 \
+      for (int t = 0; t < T; t++) v16_store(p + r * P_STRIDE + 16 * t, v16_mul(acc[r][t], v16_set(scale))); \
+  }
+#define QK_F32(R) QK(qk_f32_##R, R, 1, float, v16_load)
+#define QK_F16(R, T) QK(qk_f16_##R, R, T, uint16_t, v16_load_f16)
+QK_F32(1) QK_F32(2) QK_F32(3) QK_F32(4) QK_F32(5) QK_F32(6)
+QK_F16(1, 4) QK_F16(2, 2) QK_F16(3, 2) QK_F16(4, 1) QK_F16(5, 1) QK_F16(6, 1)
+static qk_fn *const qk_f32[BLOCK] = {qk_f32_1, qk_f32_2, qk_f32_3, qk_f32_4, qk_f32_5, qk_f32_6};
+static qk_fn *const qk_f16[BLOCK] = {qk_f16_1, qk_f16_2, qk_f16_3, qk_f16_4, qk_f16_5, qk_f16_6};
+static const int qk_f16_strips[BLOCK] = {4, 2, 2, 1, 1, 1};
+
+/* o[r][16*C] += p[r][i] * v[i] for n positions in order: lanes are columns. v_stride in elements. */
+typedef void pv_fn(float *o, int64_t o_stride, const float *p, const void *v, int64_t v_stride, int64_t n);
+#define PV(NAME, R, C, TYPE, LOAD)                                                              \
+  static void NAME(float *o, int64_t o_stride, const float *p, const void *v_, int64_t v_stride, int64_t n) { \
+    const TYPE *v = (const TYPE *)v_;                                                           \
+    v16 acc[R][C];                                                                              \
+    for (int r = 0; r < R; r++)                                                                 \
+      for (int c = 0; c < C; c++) acc[r][c] = v16_load(o + r * o_stride + 16 * c);              \
+    for (int64_t i = 0; i < n; i++) {                                                           \
+      v16 vi[C];                                                                                \
+      for (int c = 0; c < C; c++) vi[c] = LOAD(v + i * v_stride + 16 * c);                      \
+      for (int r = 0; r < R; r++) {                                                             \
+        v16 b = v16_set(p[r * P_STRIDE + i]);                                                   \
+        for (int c = 0; c < C; c++) acc[r][c] = v16_fma(b, vi[c], acc[r][c]);                   \
+      }                                                                                         \
+    }                                                                                           \
+    for (int r = 0; r < R; r++)                                                                 \
+      for (int c = 0; c < C; c++) v16_store(o + r * o_stride + 16 * c, acc[r][c]);              \
+  }
+#define PV_F32(R) PV(pv_f32_##R, R, 1, float, v16_load)
+#define PV_F16(R, C) PV(pv_f16_##R##_##C, R, C, uint16_t, v16_load_f16)
+PV_F32(1) PV_F32(2) PV_F32(3) PV_F32(4) PV_F32(5) PV_F32(6)
+PV_F16(1, 1) PV_F16(2, 1) PV_F16(3, 1) PV_F16(4, 1) PV_F16(5, 1) PV_F16(6, 1)
+PV_F16(1, 2) PV_F16(1, 4) PV_F16(2, 2) PV_F16(3, 2)
+static pv_fn *const pv_f32[BLOCK] = {pv_f32_1, pv_f32_2, pv_f32_3, pv_f32_4, pv_f32_5, pv_f32_6};
+static pv_fn *const pv_f16[BLOCK] = {pv_f16_1_1, pv_f16_2_1, pv_f16_3_1, pv_f16_4_1, pv_f16_5_1, pv_f16_6_1};
+static const struct { int columns; pv_fn *many, *one; } pv_f16_wide[BLOCK] = {
+    {64, pv_f16_1_4, pv_f16_1_4}, {32, pv_f16_2_2, pv_f16_1_2}, {32, pv_f16_3_2, pv_f16_1_2},
+    {16, pv_f16_4_1, pv_f16_1_1}, {16, pv_f16_5_1, pv_f16_1_1}, {16, pv_f16_6_1, pv_f16_1_1},
+};
+
+static inline const uint8_t *page_of(const pe_attn *a, int64_t pos) {
+  return a->kv + (int64_t)a->table[pos / PE_PAGE] * a->page_stride;
+}
+static inline const uint16_t *k_strip(const pe_attn *a, int64_t pos) {      /* f16 [dk][16] of positions pos..pos+15 */
+  return (const uint16_t *)(page_of(a, pos) + a->k_off) + pos % PE_PAGE / 16 * a->dk * 16;
+}
+static inline const uint16_t *v_row(const pe_attn *a, int64_t pos) {        /* f16 [dv], rows of the page follow */
+  return (const uint16_t *)(page_of(a, pos) + a->v_off) + pos % PE_PAGE * a->dv;
+}
+static inline int rows_of_block(int n, int b) { return n - b < BLOCK ? n - b : BLOCK; }
+
+/* Scores of the chunk from `base` for all rows that see some of a strip. */
+static void attn_scores(const pe_attn *a, attn_tile *t, int n, int64_t base) {
+  int lo = t->lo[0] & ~15, hi = t->hi[n - 1];
+  if (n <= BLOCK) {
+    int step = 16 * qk_f16_strips[n - 1];                       /* divides a page */
+    for (int s = lo / step * step; s < hi; s += step) qk_f16[n - 1](&t->p[0][s], t->q, k_strip(a, base + s), a->dk, a->scale);
+    return;
+  }
+  for (int s = lo; s < hi; s += 16) {
+    const uint16_t *k = k_strip(a, base + s);
+    for (int64_t d = 0; d < a->dk; d++) v16_store(t->u.k[d], v16_load_f16(k + 16 * d));
+    for (int b = 0; b < n; b += BLOCK) {
+      int m = rows_of_block(n, b);
+      if (t->lo[b] < s + 16 && s < t->hi[b + m - 1]) qk_f32[m - 1](&t->p[b][s], t->q + b, t->u.k, a->dk, a->scale);
+    }
+  }
+}
+
+/* Softcap, maximum, exp, sum of one row's chunk, in place. */
+static void attn_softmax(attn_tile *t, int r, float softcap) {
+  const v16 none = v16_set(-__builtin_inff()), zero = v16_set(0.0f), cap = v16_set(softcap);
+  int lo = t->lo[r], hi = t->hi[r];
+  float *p = t->p[r];
+  v16 m = none, l = zero;
+  for (int s = lo & ~15; s < hi; s += 16) {
+    v16 x = v16_load(p + s);
+    if (softcap > 0) {
+      x = v16_mul(cap, v16_tanh(v16_div(x, cap)));
+      v16_store(p + s, x);
+    }
+    m = v16_max(m, v16_select(v16_range(lo - s, hi - s), x, none));
+  }
+  t->m1[r] = v16_hmax(m);
+  m = v16_set(t->m1[r]);
+  for (int s = lo & ~15; s < hi; s += 16) {
+    v16 e = v16_select(v16_range(lo - s, hi - s), v16_exp(v16_sub(v16_load(p + s), m)), zero);
+    v16_store(p + s, e);
+    l = v16_add(l, e);
+  }
+  t->l1[r] = v16_sum(l);
+}
+
+/* m, l and the factors of o for running (m, l) joined by (m1, l1), sixteen rows at a time. */
+static inline void merge_factors(v16 m, v16 l, v16 m1, v16 l1, v16 *m2, v16 *l2, v16 *e0, v16 *e1) {
+  v16 both = v16_max(m, m1);
+  *e0 = v16_exp(v16_sub(m, both));
+  *e1 = v16_exp(v16_sub(m1, both));
+  *l2 = v16_fma(l, *e0, v16_mul(l1, *e1));
+  *m2 = both;
+}
+
+/* o = the chunk's o1 if it is the row's first, else o*e0 + rn(o1*e1); w columns. */
+static inline void merge_columns(attn_tile *t, int r, int64_t column, const float *o1, int w) {
+  float *o = t->o[r] + column;
+  v16 x = v16_load(o1);
+  if (t->seen[r]) {
+    x = v16_mul(x, v16_set(t->e1[r]));
+    x = v16_fma(w == 16 ? v16_load(o) : v16_load_n(o, w), v16_set(t->e0[r]), x);
+  }
+  if (w == 16)
+    v16_store(o, x);
+  else
+    v16_store_n(o, x, w);
+}
+
+static inline int least(int a, int b) { return a < b ? a : b; }
+static inline int most(int a, int b) { return a > b ? a : b; }
+
+/* Rows b..b+m over positions [from, to) of the chunk, in order for each row: what only
+ * the earlier rows see, what all see, what only the later rows see. v is at `from`. */
+static void pv_rows(const attn_tile *t, int b, int m, float *o, int64_t o_stride, const void *v, int64_t v_stride, int size,
+                    int from, int to, pv_fn *many, pv_fn *one) {
+  int all_lo = most(t->lo[b + m - 1], from), all_hi = least(t->hi[b], to);
+  if (all_lo >= all_hi) all_lo = all_hi = to;                   /* nothing shared: all goes row by row, first part */
+  for (int part = 0; part < 3; part++) {
+    int lo = part == 0 ? from : part == 1 ? all_lo : all_hi, hi = part == 0 ? all_lo : part == 1 ? all_hi : to;
+    if (lo >= hi) continue;
+    if (part == 1) {
+      many(o, o_stride, &t->p[b][lo], (const char *)v + (lo - from) * v_stride * size, v_stride, hi - lo);
+      continue;
+    }
+    for (int r = 0; r < m; r++) {
+      int l = most(t->lo[b + r], lo), h = least(t->hi[b + r], hi);
+      if (l < h) one(o + r * o_stride, o_stride, &t->p[b + r][l], (const char *)v + (l - from) * v_stride * size, v_stride, h - l);
+    }
+  }
+}
+
+/* V in column blocks of sixteen, made float once for the tile. */
+static void attn_values(const pe_attn *a, attn_tile *t, int n, int64_t base) {
+  int lo = t->lo[0], hi = t->hi[n - 1];
+  for (int64_t j = 0; j < a->dv; j += 16) {
+    int w = a->dv - j < 16 ? (int)(a->dv - j) : 16;
+    for (int s = lo; s < hi;) {
+      int end = least((s / PE_PAGE + 1) * PE_PAGE, hi);
+      const uint16_t *v = v_row(a, base + s) + j;
+      for (; s < end; s++, v += a->dv) v16_store(t->u.v[s], w == 16 ? v16_load_f16(v) : v16_load_f16_n(v, w));
+    }
+    for (int b = 0; b < n; b += BLOCK) {
+      int m = rows_of_block(n, b);
+      memset(t->o16, 0, sizeof t->o16);
+      pv_rows(t, b, m, t->o16[0], 16, t->u.v[lo], 16, 4, lo, hi, pv_f32[m - 1], pv_f32_1);
+      for (int r = b; r < b + m; r++)
+        if (t->lo[r] < t->hi[r]) merge_columns(t, r, j, t->o16[r - b], w);
+    }
+  }
+}
+
+/* V as it lies, page by page, for one block of rows; dv is a multiple of 16. */
+static void attn_values_direct(const pe_attn *a, attn_tile *t, int n, int64_t base) {
+  int lo = t->lo[0], hi = t->hi[n - 1], wide = pv_f16_wide[n - 1].columns;
+  for (int r = 0; r < n; r++) memset(t->u.o1[r], 0, (size_t)a->dv * 4);
+  for (int s = lo, end; s < hi; s = end) {
+    end = least((s / PE_PAGE + 1) * PE_PAGE, hi);
+    const uint16_t *v = v_row(a, base + s);
+    int64_t j = 0;
+    for (; j + wide <= a->dv; j += wide)
+      pv_rows(t, 0, n, t->u.o1[0] + j, DIRECT_DV, v + j, a->dv, 2, s, end, pv_f16_wide[n - 1].many, pv_f16_wide[n - 1].one);
+    for (; j < a->dv; j += 16) pv_rows(t, 0, n, t->u.o1[0] + j, DIRECT_DV, v + j, a->dv, 2, s, end, pv_f16[n - 1], pv_f16_1_1);
+  }
+  for (int r = 0; r < n; r++)
+    if (t->lo[r] < t->hi[r])
+      for (int64_t j = 0; j < a->dv; j += 16) merge_columns(t, r, j, t->u.o1[r] + j, 16);
+}
+
+/* One chunk for the tile: scores, softmax, values, and the merge or the partials. */
+static void attn_chunk(const pe_attn *a, attn_tile *t, int n, int64_t base) {
+  attn_scores(a, t, n, base);
+  for (int r = 0; r < n; r++) {
+    t->m1[r] = t->l1[r] = 0.0f;
+    if (t->lo[r] < t->hi[r]) attn_softmax(t, r, a->softcap);
+  }
+  for (int r = 0; r < n; r += 16) {
+    v16 m, l, e0, e1;
+    merge_factors(v16_load(t->m + r), v16_load(t->l + r), v16_load(t->m1 + r), v16_load(t->l1 + r), &m, &l, &e0, &e1);
+    v16_store(t->m2 + r, m);
+    v16_store(t->l2 + r, l);
+    v16_store(t->e0 + r, e0);
+    v16_store(t->e1 + r, e1);
+  }
+  if (n <= BLOCK && a->dv % 16 == 0 && a->dv <= DIRECT_DV)
+    attn_values_direct(a, t, n, base);
+  else
+    attn_values(a, t, n, base);
+  for (int r = 0; r < n; r++) {
+    if (t->lo[r] >= t->hi[r]) continue;
+    t->m[r] = t->seen[r] ? t->m2[r] : t->m1[r];
+    t->l[r] = t->seen[r] ? t->l2[r] : t->l1[r];
+    t->seen[r] = 1;
+  }
+}
+
+/* o = x/l over n columns. */
+static void attn_finish(float *o, float l, int64_t n) {
+  const v16 d = v16_set(l);
+  int64_t j = 0;
+  for (; j + 16 <= n; j += 16) v16_store(o + j, v16_div(v16_load(o + j), d));
+  if (j < n) v16_store_n(o + j, v16_div(v16_load_n(o + j, (int)(n - j)), d), (int)(n - j));
+}
+
+static int clamp_chunk(int64_t x) { return x < 0 ? 0 : x > PE_CHUNK ? PE_CHUNK : (int)x; }
+
+static void attn_rows(const pe_attn *a, attn_tile *t, int64_t r0, int n) {
+  int64_t first = a->pos + r0 / a->n_group, last = a->pos + (r0 + n - 1) / a->n_group;
+  int64_t oldest = a->window > 0 && first >= a->window ? first - a->window + 1 : 0;
+  int64_t c0 = oldest / PE_CHUNK, c1 = last / PE_CHUNK + 1;
+  c0 = c0 > a->c0 ? c0 : a->c0;
+  c1 = c1 < a->c1 ? c1 : a->c1;
+  for (int r = 0; r < n; r++) {
+    int64_t i = (r0 + r) / a->n_group, g = (r0 + r) % a->n_group;
+    t->q[r] = a->q + i * a->q_stride + g * a->dk;
+    if (!a->part) t->o[r] = a->o + i * a->o_stride + g * a->dv;
+    t->seen[r] = 0;
+  }
+  for (int r = 0; r < TILE; r++) t->m[r] = t->l[r] = t->m1[r] = t->l1[r] = 0.0f;
+  for (int64_t c = c0; c < c1; c++) {
+    int64_t base = c * PE_CHUNK;
+    for (int r = 0; r < n; r++) {
+      int64_t p = a->pos + (r0 + r) / a->n_group;
+      t->lo[r] = a->window > 0 ? clamp_chunk(p - a->window + 1 - base) : 0;
+      t->hi[r] = clamp_chunk(p + 1 - base);
+      if (a->part) {
+        t->o[r] = a->part + ((r0 + r) * a->part_chunks + c) * a->part_stride;
+        t->seen[r] = 0;
+      }
+    }
+    attn_chunk(a, t, n, base);
+    for (int r = 0; a->part && r < n; r++) {
+      if (t->lo[r] >= t->hi[r]) continue;
+      t->o[r][a->dv] = t->m[r];
+      t->o[r][a->dv + 1] = t->l[r];
+    }
+  }
+  for (int r = 0; !a->part && r < n; r++) {
+    if (t->seen[r])
+      attn_finish(t->o[r], t->l[r], a->dv);
+    else
+      memset(t->o[r], 0, (size_t)a->dv * 4);                    /* c0..c1 shows this row nothing */
+  }
+}
+
+static void op_attn(const pe_attn *a) {
+  attn_tile *t = (attn_tile *)a->scratch;
+  int64_t rows = a->n_q * a->n_group;
+  for (int64_t r = 0; r < rows; r += TILE) attn_rows(a, t, r, (int)(rows - r < TILE ? rows - r : TILE));
+}
+
+static void op_attn_merge(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv) {
+  const float *p = part + c0 * part_stride;
+  memcpy(o, p, (size_t)dv * 4);
+  v16 m = v16_set(p[dv]), l = v16_set(p[dv + 1]), e0, e1;
+  for (int64_t c = c0 + 1; c < c1; c++) {
+    p = part + c * part_stride;
+    merge_factors(m, l, v16_set(p[dv]), v16_set(p[dv + 1]), &m, &l, &e0, &e1);
+    for (int64_t j = 0; j < dv; j += 16) {
+      int w = dv - j < 16 ? (int)(dv - j) : 16;
+      v16 x = v16_load_n(o + j, w), x1 = v16_load_n(p + j, w);
+      v16_store_n(o + j, v16_fma(x, e0, v16_mul(x1, e1)), w);
+    }
+  }
+  float out[16];
+  v16_store(out, l);
+  attn_finish(o, out[0], dv);
+}
+
+/* The members of a tier's pe_vops after its name and ISA. */
+#define PE_VOPS_MEMBERS                                                                       \
+  .rms_norm = op_rms_norm, .layer_norm = op_layer_norm, .quant32 = op_quant32, .quant256 = op_quant256, \
+  .add = op_add, .mul = op_mul, .scale = op_scale, .act = op_act, .glu = op_glu, .softcap = op_softcap, \
+  .exp = op_exp, .log = op_log, .rope_table = op_rope_table, .rope_adjacent = op_rope_adjacent,         \
+  .rope_halves = op_rope_halves, .kv_store = op_kv_store, .attn = op_attn, .attn_merge = op_attn_merge, \
+  .softmax_sum = op_softmax_sum

@@ -1,0 +1,6 @@
+/* simd_scalar.c: the tier of plain C; runs everywhere, and is the meaning of pe_vops. */
+#include "v16_scalar.h"
+#include "ops.inl.c"
+#include "attn.inl.c"
+
+const pe_vops pe_vops_scalar = {"scalar", PE_ISA_SCALAR, PE_VOPS_MEMBERS};
