@@ -4,13 +4,13 @@
  *
  * Every float row in the arena has a stride that is a multiple of 16 floats; "up(k)"
  * below. Activation rows are those of kernel.h. "rows" are the step's tokens or its
- * wanted rows (insn.count). In a WANTED NORM, operands 0 and 2 are read at the wanted
- * token's row, results are written at the index among the wanted.
+ * wanted rows (insn.count). A NORM that gathers reads operands 0 and 2 at the wanted
+ * token's row and writes its results at the index among the wanted.
  *
  *  op          operands a[]                                           n[]                            f[]
  *  EMBED       0 weight, 1 out rows                                   k type row_bytes n_rows        scale
  *  ROPE_TABLE  0 freq double[nf], 1 out [2*nf] rows                   nf                             mscale
- *  NORM        0 x, 1 post w, 2 residual r, 3 w, 4 b, 5 y, 6 Q32, 7 Q256   k kind(0 none 1 rms 2 layer)   eps
+ *  NORM        0 x, 1 post w, 2 residual r, 3 w, 4 b, 5 y, 6 Q32, 7 Q256   k kind(0 none 1 rms 2 layer) gather   eps
  *              t = post ? rms(x)*post : x;  r = r + t in place, if present (else r is t)
  *              y = kind ? norm(r)*w + b : r, written as floats and as activation rows
  *  MM          0 weight, 1 activations, 2 y, 3 bias                   k rows row_bytes act yk
@@ -69,7 +69,7 @@ static void quantize(const pe_prog *p, pe_ref q32, pe_ref q256, const float *x, 
 }
 
 static void run_norm(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
-  int64_t k = in->n[0], src = in->count == PE_COUNT_WANTED ? p->step.wanted[row] : row;
+  int64_t k = in->n[0], src = in->n[2] ? p->step.wanted[row] : row;
   float *tmp = (float *)(p->scratch + thread * (int64_t)(PE_SCRATCH + p->row_bytes) + PE_SCRATCH);
   const float *x = pe_row_f32(p, in->a[0], k, src);
   float eps = (float)in->f[0];

@@ -108,7 +108,8 @@ static void check_insn(check *c) {
       dim(c, 0, 1, 512), need(c, 0, n[0], 8, 8, 0, 0), rows_f32(c, 1, rows, 2 * n[0], 1, 0);
       break;
     case PE_OP_NORM:
-      dim(c, 0, 1, c->p->row_bytes / 4), dim(c, 1, 0, 2);
+      dim(c, 0, 1, c->p->row_bytes / 4), dim(c, 1, 0, 2), dim(c, 2, 0, in->count == PE_COUNT_WANTED);
+      if (!n[2]) all = rows;
       rows_f32(c, 0, all, n[0], 0, 0), vec_f32(c, 1, n[0], 1), rows_f32(c, 2, all, n[0], 1, 1);
       vec_f32(c, 3, n[0], n[1] != 2), vec_f32(c, 4, n[0], 1), rows_f32(c, 5, rows, n[0], 1, 1);
       rows_act(c, 6, PE_ACT_Q32, rows, n[0], 1, 1), rows_act(c, 7, PE_ACT_Q256, rows, n[0], 1, 1);

@@ -72,8 +72,8 @@ def wanted_norm(instrs):
         if not (is_norm(i, "rms", "layer") and i.count == "wanted"):
             continue
         pick = index.maker(i.args["x"])
-        if pick is not None and is_norm(pick, "none") and pick.count == "wanted" and len(index.readers(i.args["x"])) == 1:
-            i.args["x"] = pick.args["x"]
+        if pick is not None and is_norm(pick, "none") and pick.n["gather"] and len(index.readers(i.args["x"])) == 1:
+            i.args["x"], i.n["gather"] = pick.args["x"], 1
             gone.add(id(pick))
     return [i for i in instrs if id(i) not in gone]
 
@@ -101,7 +101,7 @@ def add_norm(instrs):
             continue
         if any(position[id(u)] < position[id(i)] for u in index.readers(s) if u is not i):
             continue                    # somebody reads the sum before the norm
-        if i.count == "wanted" and len(index.readers(s)) > 1:
+        if i.n["gather"] and len(index.readers(s)) > 1:
             continue                    # only the wanted rows would be summed
         r, t = now(add.args["x"]), now(add.args["b"])
         if any(position[id(u)] > position[id(add)] for u in index.readers(original[id(add)]["x"])):
@@ -169,7 +169,7 @@ def quantize(instrs):
     """Activation rows are written by the instruction that makes their floats, if it can."""
     index, gone = Index(instrs), set()
     for i in instrs:
-        if not is_norm(i, "none") or "y" in i.args or "residual" in i.args:
+        if not is_norm(i, "none") or "y" in i.args or i.n["gather"]:
             continue
         x = i.args["x"]
         m = index.maker(x) or next((u for u in index.readers(x) if u.op == "ATTN_OUT"), None)

@@ -131,7 +131,7 @@ class Lowering:
             x, out = self.of(node), {}
             for f in sorted(set(self.needed[node.id]) - {"f32"}):
                 out[f] = self.forms[node.id, f] = Value(f"{x.name}.{f}", f, x.k, x.rows)
-            self.instrs.append(Instr("NORM", x.rows, {"x": x, **out}, {"k": x.k, "kind": NORMS["none"]}, {"eps": 0.0}, label="quantize"))
+            self.instrs.append(Instr("NORM", x.rows, {"x": x, **out}, {"k": x.k, "kind": NORMS["none"], "gather": 0}, {"eps": 0.0}, label="quantize"))
         return self.forms[node.id, form]
 
     def own(self, node):
@@ -163,12 +163,12 @@ class Lowering:
 
     def rms_norm(self, node):
         self.emit("NORM", node, {"x": self.of(node.inputs[0]), "w": self.vector(node.weights[0]), "y": self.new(node)},
-                  {"k": node.width, "kind": NORMS["rms"]}, {"eps": node.attrs["eps"]})
+                  {"k": node.width, "kind": NORMS["rms"], "gather": 0}, {"eps": node.attrs["eps"]})
 
     def layer_norm(self, node):
         w, b = node.weights
         self.emit("NORM", node, {"x": self.of(node.inputs[0]), "w": self.vector(w), "b": self.vector(b), "y": self.new(node)},
-                  {"k": node.width, "kind": NORMS["layer"]}, {"eps": node.attrs["eps"]})
+                  {"k": node.width, "kind": NORMS["layer"], "gather": 0}, {"eps": node.attrs["eps"]})
 
     def linear(self, node):
         w, bias = node.weights
@@ -230,4 +230,4 @@ class Lowering:
 
     def wanted(self, node):
         x = self.of(node.inputs[0])
-        self.emit("NORM", node, {"x": x, "y": self.new(node)}, {"k": x.k, "kind": NORMS["none"]}, {"eps": 0.0}, label="wanted rows")
+        self.emit("NORM", node, {"x": x, "y": self.new(node)}, {"k": x.k, "kind": NORMS["none"], "gather": 1}, {"eps": 0.0}, label="wanted rows")

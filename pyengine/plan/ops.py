@@ -32,7 +32,7 @@ OPS = {
     "EMBED": Op(0, {"weight": "r", "y": "w"}, ("k", "type", "row_bytes", "n_rows"), ("scale",)),
     "ROPE_TABLE": Op(1, {"freq": "r", "y": "w"}, ("n",), ("mscale",)),
     "NORM": Op(2, {"x": "r", "post": "r", "residual": "u", "w": "r", "b": "r", "y": "w", "q32": "w", "q256": "w"},
-               ("k", "kind"), ("eps",)),
+               ("k", "kind", "gather"), ("eps",)),
     "MM": Op(3, {"weight": "r", "x": "r", "y": "w", "bias": "r"}, ("k", "rows", "row_bytes", "act", "yk")),
     "KV": Op(4, {"q": "u", "k": "u", "v": "r", "table": "r", "q_norm": "r", "k_norm": "r", "pages": "u"},
              ("n_head", "n_kv", "dk", "dv", "n_rot", "kind", "group"), ("eps",)),
