@@ -1,0 +1,235 @@
+"""Attention over pages: the definition in docs/arithmetic.md computed by numpy equals the
+scalar tier bit for bit, every other tier equals the scalar tier, and no way of cutting
+the work (tokens, heads, chunks, partials) changes a bit."""
+import numpy as np
+import pytest
+from vops import OTHERS, TIERS, aligned, f32, same, u8
+
+from pyengine.native import ffi, lib
+
+PAGE, CHUNK = lib.PE_PAGE, lib.PE_CHUNK
+F = np.float32
+scalar = TIERS["scalar"]
+
+
+class Case:
+    """Keys, values and queries of one KV head, in pages laid out by kv_store in a shuffled
+    order. Everything that no token wrote is NaN."""
+
+    def __init__(self, n_pos, n_group, dk, dv=None, seed=0, tier="scalar", spread=1.0):
+        dv = dv or dk
+        rng = np.random.default_rng([n_pos, n_group, dk, dv, seed])
+        self.n_pos, self.n_group, self.dk, self.dv = n_pos, n_group, dk, dv
+        self.k = (rng.normal(size=(n_pos, dk)) * spread).astype(F)
+        self.v = rng.normal(size=(n_pos, dv)).astype(F)
+        self.q = rng.normal(size=(n_pos, n_group, dk)).astype(F)
+        n_pages = -(-n_pos // PAGE)
+        self.k_off, self.v_off = 64, 64 + PAGE * dk * 2
+        self.stride = (self.v_off + PAGE * dv * 2 + 127) // 64 * 64
+        self.kv = aligned((n_pages + 2) * self.stride)
+        self.kv.view(np.uint16)[:] = 0x7E01
+        self.table = rng.permutation(n_pages + 2)[:n_pages].astype(np.int32)
+        for p in range(n_pos):
+            page = int(self.table[p // PAGE]) * self.stride
+            TIERS[tier].kv_store(u8(self.kv[page + self.k_off:]), u8(self.kv[page + self.v_off:]), p % PAGE, f32(self.k[p]), f32(self.v[p]), dk, dv)
+        self.scratch = aligned(lib.PE_SCRATCH)
+        self.scratch.view(F)[:] = np.nan
+
+    def args(self, pos, n_q, heads=None, window=0, softcap=0.0, chunks=None):
+        g0, g1 = heads or (0, self.n_group)
+        c0, c1 = chunks or (0, self.n_pos // CHUNK + 1)
+        self.keep = q, o = np.ascontiguousarray(self.q[pos:pos + n_q, g0:g1]), np.full((n_q, g1 - g0, self.dv), 77.0, F)
+        a = ffi.new("pe_attn *", dict(
+            q=f32(q), q_stride=(g1 - g0) * self.dk, n_q=n_q, n_group=g1 - g0, dk=self.dk, dv=self.dv, pos=pos, window=window,
+            kv=u8(self.kv), table=ffi.cast("int32_t *", ffi.from_buffer(self.table)), page_stride=self.stride, k_off=self.k_off,
+            v_off=self.v_off, scale=self.dk**-0.5, softcap=softcap, c0=c0, c1=c1, o=f32(o), o_stride=(g1 - g0) * self.dv,
+            scratch=ffi.cast("void *", u8(self.scratch))))
+        return a, o
+
+    def attend(self, t, pos, n_q, **how):
+        a, o = self.args(pos, n_q, **how)
+        t.attn(a)
+        return o
+
+    def by_parts(self, t, pos, n_q, cuts, window=0, softcap=0.0):
+        """Chunks in groups given by `cuts`, as partials, then merged."""
+        n_chunks, stride = self.n_pos // CHUNK + 1, self.dv + 5
+        part = np.full((n_q, self.n_group, n_chunks, stride), np.nan, F)
+        for c0, c1 in zip([0, *cuts], [*cuts, n_chunks]):
+            a, o = self.args(pos, n_q, window=window, softcap=softcap, chunks=(c0, c1))
+            a.part, a.part_chunks, a.part_stride = f32(part), n_chunks, stride
+            t.attn(a)
+        assert (o == 77.0).all() and np.isnan(part[..., self.dv + 2:]).all()
+        for i in range(n_q):
+            last = pos + i
+            first = max(0, last - window + 1) if window else 0
+            for g in range(self.n_group):
+                t.attn_merge(f32(o[i, g]), f32(part[i, g]), stride, first // CHUNK, last // CHUNK + 1, self.dv)
+        return o
+
+
+# ---- the definition, in numpy -------------------------------------------------------------
+
+def fma(a, b, c):
+    """rn(a*b + c) on float32 arrays: the product is exact in double, the sum rounded to odd."""
+    with np.errstate(all="ignore"):
+        p, c = np.float64(a) * np.float64(b), np.float64(c)
+        p, c = np.broadcast_arrays(p, c)
+        z = p + c
+        v = z - p
+        err = (p - (z - v)) + (c - v)
+        bits = z.copy().view(np.int64)
+        bits += np.where((err != 0) & np.isfinite(err) & (bits & 1 == 0), np.where((err > 0) == (z > 0), 1, -1), 0)
+        return bits.view(np.float64).astype(F)
+
+
+def exp(x):
+    x = np.ascontiguousarray(x, F).reshape(-1)
+    y = np.empty_like(x)
+    scalar.exp(f32(y), f32(x), x.size)
+    return y
+
+
+def capped(s, softcap):
+    y = np.empty_like(s)
+    scalar.softcap(f32(y), f32(s), softcap, s.size)
+    return y
+
+
+def meaning(case, i, g, window=0, softcap=0.0):
+    """Row (token at position i, head g)."""
+    k, v = case.k.astype(np.float16).astype(F), case.v.astype(np.float16).astype(F)
+    first = max(0, i - window + 1) if window else 0
+    running = None
+    for c in range(first // CHUNK, i // CHUNK + 1):
+        p0, p1 = max(first, c * CHUNK), min(i + 1, (c + 1) * CHUNK)
+        s = np.zeros(p1 - p0, F)
+        for d in range(case.dk):
+            s = fma(case.q[i, g, d], k[p0:p1, d], s)
+        s = s * F(case.dk**-0.5)
+        if softcap:
+            s = capped(s, softcap)
+        m = s.max()
+        e = exp(s - m)
+        lanes = np.zeros(16, F)
+        for p in range(p0, p1):
+            lanes[p % 16] += e[p - p0]
+        for w in (8, 4, 2, 1):
+            lanes = lanes[:w] + lanes[w:2 * w]
+        l, o = lanes[0], np.zeros(case.dv, F)
+        for p in range(p0, p1):
+            o = fma(e[p - p0], v[p], o)
+        if running is not None:
+            m0, l0, o0 = running
+            both = max(m0, m)
+            e0, e1 = exp(np.array([m0 - both]))[0], exp(np.array([m - both]))[0]
+            m, l, o = both, fma(l0, e0, l * e1), fma(o0, e0, o * e1)
+        running = m, l, o
+    return running[2] / running[1]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("n_pos,n_group,dk,dv,window,softcap", [
+    (1, 1, 16, 16, 0, 0.0), (70, 3, 64, 64, 0, 0.0), (300, 2, 8, 24, 0, 0.0), (530, 1, 40, 40, 0, 50.0),
+    (300, 4, 32, 32, 20, 0.0), (600, 1, 16, 16, 256, 0.0), (600, 1, 1, 1, 300, 20.0)])
+def test_definition(tier, n_pos, n_group, dk, dv, window, softcap):
+    case = Case(n_pos, n_group, dk, dv, tier=tier)
+    whole = case.attend(TIERS[tier], 0, n_pos, window=window, softcap=softcap)
+    for i in sorted({0, n_pos // 2, *[p for p in (15, 16, 63, 64, 255, 256, 257) if p < n_pos], n_pos - 1}):
+        for g in {0, n_group - 1}:
+            want = meaning(case, i, g, window, softcap)
+            assert same(whole[i, g], want), (i, g)
+            assert same(case.attend(TIERS[tier], i, 1, window=window, softcap=softcap)[0, g], want), (i, g)
+
+
+@pytest.mark.parametrize("dk", [1, 8, 16, 32, 40, 64, 80, 96, 128, 256])
+def test_near_the_softmax_in_double(dk):
+    """A score is off by at most (dk+2) roundings of its sum of |terms|, which bounds the
+    relative error of each weight by twice the largest of those plus exp's; the weighted sum
+    and l add at most one rounding per position of the chunk and a few per merge."""
+    case = Case(520, 2, dk)
+    k, v = case.k.astype(np.float16).astype(np.float64), case.v.astype(np.float16).astype(np.float64)
+    o = case.attend(scalar, 0, 520)
+    for i in (0, 100, 255, 256, 519):
+        for g in range(2):
+            q = case.q[i, g].astype(np.float64)
+            s = k[:i + 1] @ q * dk**-0.5
+            off = (dk + 3) * 2.0**-24 * (np.abs(k[:i + 1]) @ np.abs(q) * dk**-0.5).max() + np.abs(s).max() * 2.0**-23
+            p = np.exp(s - s.max())
+            p /= p.sum()
+            bound = (2 * off + (CHUNK + 16) * 2.0**-23) * (p @ np.abs(v[:i + 1]))
+            assert (np.abs(o[i, g] - p @ v[:i + 1]) <= bound).all()
+
+
+# ---- one answer -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("tier", OTHERS)
+@pytest.mark.parametrize("dk,dv,n_group", [(1, 1, 1), (8, 8, 2), (16, 16, 5), (40, 40, 3), (64, 64, 3), (80, 80, 1), (96, 96, 2), (128, 128, 4),
+                                           (256, 256, 4), (64, 20, 7), (20, 64, 9), (192, 128, 1)])
+def test_tiers_and_cuts(tier, dk, dv, n_group):
+    """The scalar tier a token at a time against the other tier in every cut."""
+    n = 310 if dk * n_group < 500 else 270
+    case = Case(n, n_group, dk, dv)
+    wide = Case(n, n_group, dk, dv, tier=tier)
+    assert same(case.kv, wide.kv)
+    for how in (dict(), dict(window=50), dict(window=64, softcap=30.0)):
+        start = n - 45
+        want = np.concatenate([case.attend(scalar, i, 1, **how) for i in range(start, n)])
+        for step in (1, 2, 7, 45):
+            got = np.concatenate([case.attend(TIERS[tier], i, min(step, n - i), **how) for i in range(start, n, step)])
+            assert same(got, want), (how, step)
+        whole = case.attend(TIERS[tier], 0, n, **how)
+        assert same(whole[start:], want), how
+        heads = np.concatenate([case.attend(TIERS[tier], start, 45, heads=(g, g + 1), **how) for g in range(n_group)], axis=1)
+        assert same(heads, want), how
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("how", [dict(), dict(window=300), dict(window=70, softcap=5.0)], ids=str)
+def test_partials_merge_to_the_same_bits(tier, how):
+    case = Case(1100, 2, 32)
+    for pos, n_q in ((1099, 1), (1020, 50), (250, 12), (0, 3)):
+        want = case.attend(TIERS[tier], pos, n_q, **how)
+        for cuts in ([], [1], [1, 2, 3, 4], [2, 3]):
+            assert same(case.by_parts(TIERS[tier], pos, n_q, cuts, **how), want), (pos, cuts)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_is_not_seen_does_not_matter(tier):
+    """Positions behind the token or before its window may hold anything, NaN and infinities too."""
+    t, n = TIERS[tier], 290
+    for group, window in ((1, 0), (3, 0), (1, 40), (8, 17)):
+        case = Case(n, group, 64)
+        last = 200
+        want = case.attend(t, last - 30, 31, window=window)
+        for p in [*range(last + 1, n), *(range(last - 30 - window + 1) if window else ())]:
+            bad = np.full(64, np.nan if p % 2 else np.inf, F)
+            page = int(case.table[p // PAGE]) * case.stride
+            t.kv_store(u8(case.kv[page + case.k_off:]), u8(case.kv[page + case.v_off:]), p % PAGE, f32(bad), f32(bad), 64, 64)
+        assert np.isfinite(want).all() and same(case.attend(t, last - 30, 31, window=window), want)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_bad_position_hurts_those_who_see_it_and_nobody_else(tier):
+    t, n, bad = TIERS[tier], 280, 262
+    for group in (1, 4):
+        clean, case = Case(n, group, 32), Case(n, group, 32)
+        page = int(case.table[bad // PAGE]) * case.stride
+        nan = np.full(32, np.nan, F)
+        t.kv_store(u8(case.kv[page + case.k_off:]), u8(case.kv[page + case.v_off:]), bad % PAGE, f32(case.k[bad]), f32(nan), 32, 32)
+        got, want = case.attend(t, 0, n), clean.attend(t, 0, n)
+        assert np.isnan(got[bad:]).all() and same(got[:bad], want[:bad])
+
+
+def test_large_scores():
+    """Scores of some thousands: all but the best vanish, nothing overflows."""
+    for name, t in TIERS.items():
+        case = Case(300, 3, 64, spread=2000.0)
+        o = case.attend(t, 0, 300)
+        assert np.isfinite(o).all() and same(o, case.attend(scalar, 0, 300)), name
+
+
+def test_chunks_out_of_sight_give_zeros():
+    case = Case(300, 1, 16)
+    for t in TIERS.values():
+        assert (case.attend(t, 10, 3, chunks=(1, 2)) == 0).all()
