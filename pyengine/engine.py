@@ -95,6 +95,7 @@ class Engine:
         try:
             logits = self.program.run(Step(tokens, seqs, wanted))
         except StoppedError:
+            self.program.stop(False)
             return                   # nothing was committed; who is still wanted is planned again
         except Exception as e:
             for c in chunks:

@@ -70,7 +70,7 @@ class Llama:
         self._close = weakref.finalize(self, _close, self._thread, self._gguf)
         self._lock = threading.RLock()
         self._tokenizer = None
-        self._template = None
+        self._template = self._scratch = None
         self._say(f"{self._program.arch}, {len(self._gguf.tensors)} tensors, "
                   f"{sum(f.size for f in self._gguf.files) / 1e6:.0f} MB; n_ctx {self.n_ctx} "
                   f"(trained {self.n_ctx_train}), {self.n_threads} threads, "
@@ -205,7 +205,9 @@ class Llama:
         """Compiles for n_ctx positions, or for as many as the model was trained for and memory holds."""
         from . import plan
 
-        self._program = program = plan.compile(self._gguf, n_ctx=n_ctx, **settings)
+        gguf = self._gguf
+        own = n_ctx or gguf.get_int(f"{gguf.arch}.context_length", default=1, lo=1)
+        self._program = program = plan.compile(gguf, n_ctx=own, **settings)
         trained = program.hp.n_ctx_train
         if n_ctx is not None and n_ctx > trained:
             warnings.warn(f"n_ctx {n_ctx} is more than the {trained} positions the model was trained for", stacklevel=3)
@@ -222,7 +224,7 @@ class Llama:
                 + (f"; {fits} would fit" if fits > 0 else ""))
         warnings.warn(f"n_ctx cut from the model's own {trained} to {fits}: that is what fits into "
                       f"{budget / 1e6:.0f} MB", stacklevel=3)
-        self._program = plan.compile(self._gguf, n_ctx=fits, **settings)
+        self._program = plan.compile(gguf, n_ctx=fits, **settings)
         pages = plan_pages(self._program, max_seqs=max_seqs, budget=budget)
         assert pages is not None, "a shorter context never needs more"
         return pages
@@ -256,8 +258,8 @@ class Llama:
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
             repeat_penalty=repeat_penalty, repeat_last_n=repeat_last_n, presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty, logit_bias=logit_bias, seed=seed, logprobs=logprobs,
-            processors=tuple(processors),
-        ).validated(self.tokenizer.n_vocab)
+            processors=processors,
+        ).validated(self.tokenizer.n_vocab, lambda text: self.tokenizer.encode(text, special=True, add_bos=False))
 
     def _prompt(self, prompt) -> list:
         """Ids of one prompt, checked against the vocabulary and the context."""
@@ -296,7 +298,7 @@ class Llama:
         return tokens
 
     def _answer(self, prompts, params, max_tokens, stream, stop, logprobs, ignore_eos) -> list:
-        from .sampling import Sampler
+        from .sampling import Sampler, new_scratch, new_seed
         from .stream import Job, Stream, wait
 
         tokenizer = self.tokenizer
@@ -305,11 +307,14 @@ class Llama:
             max_tokens = None
         stops = _stops(stop)
         end_ids = frozenset() if ignore_eos else tokenizer.end_ids
+        n_rows = self._program.n_vocab
+        if self._scratch is None:
+            self._scratch = new_scratch(n_rows)      # one for all samplers: only the engine thread samples
         jobs = []
         for tokens in prompts:
             self._fit(tokens)
-            seed = int.from_bytes(os.urandom(4), "little") if params.seed is None else params.seed
-            sampler = Sampler(params, self._program.n_vocab, seed, tokenizer.n_vocab)
+            seed = new_seed() if params.seed is None else params.seed
+            sampler = Sampler(params, n_rows, seed, min(tokenizer.n_vocab, n_rows), scratch=self._scratch)
             jobs.append(Job(tokens, tokenizer=tokenizer, stops=stops, logprobs=logprobs is not None, seed=seed,
                             stream=stream, sampler=sampler, max_tokens=max_tokens, end_ids=end_ids))
         self._thread.submit(jobs)

@@ -2,9 +2,8 @@
 
 Against other engines: bench/compare.py. Imported by the command line only.
 """
-import sys
-
 from . import arguments
+from .run import print_profile
 
 
 def parser():
@@ -40,8 +39,7 @@ def main(argv) -> int:
 
             print(json.dumps(rows))
         if args.profile:
-            for line in model.program.profile:
-                print(line, file=sys.stderr)
+            print_profile(model)
     return 0
 
 

@@ -23,7 +23,8 @@ def main(argv) -> int:
     from .. import plan
 
     with GGUF(find(args.path or args.model or arguments.default_model())) as gguf:
-        program = plan.compile(gguf, n_ctx=args.ctx_size or None, max_tokens=args.batch_size, fuse=not args.no_fuse, isa=args.isa)
+        n_ctx = args.ctx_size or gguf.get_int(f"{gguf.arch}.context_length", default=1, lo=1)
+        program = plan.compile(gguf, n_ctx=n_ctx, max_tokens=args.batch_size, fuse=not args.no_fuse, isa=args.isa)
         for line in program.explain():
             print(line)
     return 0

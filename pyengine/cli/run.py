@@ -106,8 +106,7 @@ def answer(model, args, prompt, system) -> int:
         sys.stdout.flush()
     note(timings(result))
     if args.profile:
-        for line in model.program.profile:
-            print(line, file=sys.stderr)
+        print_profile(model)
     return code
 
 
@@ -126,3 +125,14 @@ def timings(result) -> str:
     return (f"prompt {t['prompt_n']} tokens, {t['prompt_ms']:.0f} ms, {t['prompt_per_second']:.1f}/s; "
             f"generated {t['predicted_n']} tokens, {t['predicted_ms']:.0f} ms, {t['predicted_per_second']:.1f}/s; "
             f"{ended}; seed {result.seed}")
+
+
+def print_profile(model) -> None:
+    """Time of every instruction over all steps so far, and the rate at which it read its weights."""
+    program, out = model.program, sys.stderr
+    total = sum(seconds for *_, seconds, _ in program.profile) or 1.0
+    print(f"{'':4} {'op':10} {'ms/step':>9} {'share':>6} {'GB/s':>7}  ({program.steps} steps, {model.n_threads} threads)", file=out)
+    for n, op, label, seconds, size in program.profile:
+        wall = seconds / model.n_threads
+        rate = f"{size * program.steps / wall / 1e9:7.1f}" if size and wall else " " * 7
+        print(f"{n:4d} {op:10} {1e3 * wall / max(1, program.steps):9.3f} {100 * seconds / total:5.1f}% {rate}  {label}", file=out)
