@@ -178,3 +178,13 @@ def test_more_tokens_than_scratch_holds(row):
     c = case(row.wtype, 5 if block == 1 else block, 19, 4200)
     c.check(row, 0, 19, 0, 4200)
     c.check(row, 3, 19, 1, 2050)
+
+
+def test_every_type_has_kernels_here():
+    """A machine with AVX2 has one-token, few-token and many-token rows for every type with a scalar row."""
+    if not lib.pe_cpu_isa() & lib.PE_ISA_AVX2:
+        pytest.skip("no AVX2")
+    for wtype in SCALAR:
+        covered = sorted((r.n_min, r.n_max) for r in TESTED if r.wtype == wtype and r.isa == lib.PE_ISA_AVX2)
+        assert covered and covered[0][0] == 1 and covered[-1][1] == 2**31 - 1, quants.TYPES[wtype].name
+        assert all(a[1] + 1 == b[0] for a, b in zip(covered, covered[1:])), covered
