@@ -64,7 +64,7 @@ class ByteLevelBPE:
         ids.pop("", None)
         self._missing = frozenset(b for b in _IN_UTF8 if ALPHABET[b] not in ids)
         if lacking := self._missing & _PRINTABLE:
-            raise TokenizerError(f"tokenizer.ggml.tokens: no token for byte 0x{min(lacking):02X} ({chr(min(lacking))!r}), "
+            raise TokenizerError(f"tokenizer.ggml.tokens: no token for byte 0x{min(lacking):02X}, "
                                  "expected one for every byte of printable ASCII")
         merges = _read_merges(gguf, len(tokens))
         for kind in (CONTROL, UNKNOWN):

@@ -66,8 +66,9 @@ class ControlTokens:
             parts.append(text[start:])
         return parts
 
-    def shield(self, text, mark):
-        """text with mark put inside every control token, and behind a tail that could become one."""
+    def shield(self, text, mark, exempt=()):
+        """text with mark put behind the first character of every control token that begins in it, also of one
+        that other text could complete. Texts in exempt are left alone."""
         parts = []
         start = at = 0
         while self._search is not None:
@@ -75,13 +76,25 @@ class ControlTokens:
             if hit is None:
                 break
             at = hit.start() + 1
-            parts += text[start:at], mark
-            start = at
+            if not text.startswith(exempt, at - 1) and self._begins(text, at - 1):
+                parts += text[start:at], mark
+                start = at
         parts.append(text[start:])
-        if self._search is not None and text and self._could_go_on(text):
+        if self._search is not None and self._tail_begins(text):
             parts.append(mark)
         return "".join(parts)
 
-    def _could_go_on(self, text):
-        """Does text end with the beginning of a control token? Only the first characters are compared."""
-        return any(prefix.startswith(text[-n:]) for n in range(1, self._width) for prefix in self._lengths)
+    def _begins(self, text, at):
+        lengths = self._lengths.get(text[at:at + self._width], ())
+        if any(text[at:at + n] in self._ids for n in lengths):
+            return True
+        left = len(text) - at
+        if not lengths or left >= lengths[0]:
+            return False
+        rest = text[at:]
+        return any(len(token) > left and token.startswith(rest) for token in self._ids)
+
+    def _tail_begins(self, text):
+        """Does text end with fewer than the leading characters searched for?"""
+        return any(prefix.startswith(text[-n:]) for n in range(1, min(self._width, len(text) + 1))
+                   for prefix in self._lengths)
