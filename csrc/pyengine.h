@@ -214,6 +214,8 @@ void pe_gguf_free(pe_gguf *g);
 int64_t pe_gguf_find(const pe_gguf *g, const char *key, uint64_t len);   /* index of the key, or -1 */
 int pe_gguf_strings(const pe_gguf *g, uint64_t key, uint64_t *off, uint64_t *len);
     /* start and length of every element of a string array; PE_EINVAL if key is not one */
+int64_t pe_first_nonfinite(int32_t wtype, const void *w, int64_t k);
+    /* check.c: index of the first NaN or infinity among k weights; -1: none; -2: type or k not supported */
 /* gguf-section-end */
 
 /* ---- sample.c: passes over the vocabulary ------------------------------------ */
