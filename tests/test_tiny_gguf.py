@@ -5,7 +5,9 @@ import pytest
 gguf = pytest.importorskip("gguf")
 np = pytest.importorskip("numpy")
 
+import f32_copy  # noqa: E402
 import pack_kquants  # noqa: E402
+import split_gguf  # noqa: E402
 import tiny_gguf  # noqa: E402
 
 # root mean square error of round-to-nearest packing of normal numbers; twice the best known would be a bug
@@ -64,3 +66,32 @@ def test_wrong_files_differ_in_one_thing():
                 assert all(".attn_q" in n or ".attn_k" in n for n in changed)
             else:
                 assert len(changed) == 1
+
+
+def test_f32_copy_keeps_metadata_and_values(tmp_path):
+    source = tiny_gguf.write(tmp_path / "q.gguf", tiny_gguf.Spec(weight_type="Q8_0", biases=True))
+    copy = gguf.GGUFReader(f32_copy.copy(source, tmp_path / "f.gguf"))
+    original = gguf.GGUFReader(source)
+    for name, field in original.fields.items():
+        if not name.startswith("GGUF."):
+            assert copy.fields[name].contents() == field.contents(), name
+    for a, b in zip(original.tensors, copy.tensors, strict=True):
+        assert (a.name, list(a.shape)) == (b.name, list(b.shape))
+        assert b.tensor_type == gguf.GGMLQuantizationType.F32
+        assert np.array_equal(gguf.quants.dequantize(a.data, a.tensor_type), b.data)
+
+
+@pytest.mark.parametrize("count", [2, 3, 21])
+def test_shards_hold_every_tensor_once(tmp_path, count):
+    source = gguf.GGUFReader(tiny_gguf.write(tmp_path / "a.gguf", tiny_gguf.Spec()))
+    paths = split_gguf.split(tmp_path / "a.gguf", tmp_path / "s", count)
+    assert len(paths) == count
+    readers = [gguf.GGUFReader(path) for path in paths]
+    tensors = [t for reader in readers for t in reader.tensors]
+    assert [t.name for t in tensors] == [t.name for t in source.tensors]
+    assert all(np.array_equal(a.data, b.data) for a, b in zip(tensors, source.tensors))
+    for number, reader in enumerate(readers):
+        assert reader.tensors
+        assert reader.get_field("split.no").contents() == number
+        assert reader.get_field("split.count").contents() == count
+        assert reader.get_field("split.tensors.count").contents() == len(source.tensors)
