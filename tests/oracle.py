@@ -74,14 +74,14 @@ class Oracle:
         return self.post("/completion", body)
 
     def greedy(self, ids, n_predict):
-        """Up to n_predict ids; fewer only where llama.cpp chose an end-of-turn token (which is left out)."""
+        """Up to n_predict ids; fewer only where llama.cpp chose an end-of-turn token, which then comes last."""
         return self.complete(ids, n_predict)["tokens"]
 
-    def top_logprobs(self, ids, n=100):
+    def top_logprobs(self, ids, n=100, **options):
         """[(id, logprob)], best first, of the token after `ids`."""
         if self._plain is None:
             self._plain = self.tokenize("a")[-1]
-        answer = self.complete(ids, 1, n_probs=n, logit_bias=[[self._plain, 1e4]])
+        answer = self.complete(ids, 1, n_probs=n, logit_bias=[[self._plain, 1e4]], **options)
         (position,) = answer["completion_probabilities"]
         return [(top["id"], top["logprob"]) for top in position["top_logprobs"]]
 
