@@ -219,7 +219,40 @@ int64_t pe_first_nonfinite(int32_t wtype, const void *w, int64_t k);
 /* gguf-section-end */
 
 /* ---- sample.c: passes over the vocabulary ------------------------------------ */
-/* sample-section */
+#define PE_TOP_MAX 20      /* entries of a top list */
+typedef struct pe_sample { /* one row of logits, one token */
+  const float *raw;        /* n_rows logits as computed; every one must be finite */
+  const float *processed;  /* NULL, or n_rows values that take their place in the chain; -inf masks an id */
+  int64_t n_rows, n;       /* rows of the head; ids below n may be sampled */
+  const uint8_t *allowed;  /* NULL, or n flags: 0 masks an id */
+  const int32_t *bias_id;  /* n_bias ids, each once */
+  const float *bias;       /* added; -inf bans */
+  int64_t n_bias;
+  const int32_t *window;   /* ids the repeat penalty looks at, as they came */
+  int64_t n_window;
+  const int32_t *generated;  /* ids that presence and frequency penalties count, as they came */
+  int64_t n_generated;
+  float repeat_penalty, presence_penalty, frequency_penalty;
+  int32_t greedy;          /* arg max, ties by lowest id; the rest of the chain is not looked at */
+  int64_t top_k;           /* 0: off */
+  double typical_p, top_p; /* 1: off */
+  double min_p;            /* 0: off */
+  float inv_t;             /* 1/temperature */
+  uint64_t seed, position;
+  uint32_t sequence;
+  int32_t n_top;           /* -1: no logprobs; else entries of the top list, at most PE_TOP_MAX */
+  void *scratch;           /* pe_sample_scratch(n_rows) bytes, any alignment */
+  /* results */
+  int32_t token;
+  double logprob;          /* of the token: log-softmax of raw over all n_rows */
+  float raw_max, log_sum;
+  int32_t n_top_found;
+  int32_t top_id[PE_TOP_MAX];      /* by logprob descending, then id; masked ids (allowed, n) are not listed */
+  double top_logprob[PE_TOP_MAX];
+} pe_sample;
+int64_t pe_sample_scratch(int64_t n_rows);       /* -1: n_rows out of range */
+double pe_coin(uint64_t seed, uint32_t sequence, uint64_t position, uint32_t use);  /* [0, 1), 53 bits */
+int pe_sample_run(pe_sample *s, const pe_vops *v);
 
 /* ---- pool.c, exec.c: threads, instructions, steps ------------------------------ */
 typedef struct pe_pool pe_pool;
