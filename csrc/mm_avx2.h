@@ -157,6 +157,16 @@ INLINE void pe_half8x2(const pe_lanes *l, int64_t off, __m256 *first, __m256 *se
   pe_half_pairs(_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1), first, second);
 }
 
+/* Compilers see integer vector adds as associative: GCC 12 issues all products of an
+ * unrolled block first, spills them, and adds them up afterwards. A pinned sum is added
+ * to where the code says so. No instruction. */
+INLINE void pe_pin(__m256i *v) { __asm__("" : "+x"(*v)); }
+
+/* Keeps float sums that live in memory there, for the same reason: eight of them carried
+ * through the inner loop would take the registers of the integer sums, which are used
+ * eight times as often. */
+INLINE void pe_keep_in_memory(void) { __asm__ volatile("" ::: "memory"); }
+
 /* ---- small things ------------------------------------------------------------------- */
 
 INLINE __m256i pe_bcast32(const void *p) { return _mm256_set1_epi32(pe_load_i32(p)); }

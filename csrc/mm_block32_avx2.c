@@ -175,6 +175,7 @@ INLINE void columns(__m256i s[4][2], int NT, const __m256i w[8][2], int c0, int 
       for (int v = 0; v < 2; v++) {
         __m256i p = _mm256_maddubs_epi16(w[c][v], x);
         s[t][v] = c == c0 ? p : _mm256_add_epi16(s[t][v], p);
+        pe_pin(&s[t][v]);
       }
     }
   }
@@ -184,12 +185,8 @@ INLINE void tile(int T, int NT, const pe_mm *a, const panel *p, int64_t b0, int 
   const uint8_t *x = a->x + t0 * a->x_stride;
   const float *da = pe_act_d(x, a->k);
   const int32_t *asum = pe_act_s32(x, a->k);
-  __m256 acc[4][2];
-  PE_UNROLL
-  for (int t = 0; t < NT; t++) {
-    acc[t][0] = b0 ? sums[2 * t] : _mm256_setzero_ps();
-    acc[t][1] = b0 ? sums[2 * t + 1] : _mm256_setzero_ps();
-  }
+  if (b0 == 0)
+    for (int i = 0; i < 2 * NT; i++) sums[i] = _mm256_setzero_ps();
   for (int b = 0; b < n_blocks; b++) {
     const int8_t *q = pe_act_q(x) + 32 * (b0 + b);
     __m256i s[4][2], isum[4][2];
@@ -213,14 +210,10 @@ INLINE void tile(int T, int NT, const pe_mm *a, const panel *p, int64_t b0, int 
       PE_UNROLL
       for (int v = 0; v < 2; v++) {
         if (T == PE_Q8_0) isum[t][v] = _mm256_sub_epi32(isum[t][v], _mm256_slli_epi32(pe_bcast32(asum + at), 7));
-        acc[t][v] = finish(T, acc[t][v], isum[t][v], p->d[b][v], p->m[b][v], da[at], asum + at);
+        sums[2 * t + v] = finish(T, sums[2 * t + v], isum[t][v], p->d[b][v], p->m[b][v], da[at], asum + at);
       }
     }
-  }
-  PE_UNROLL
-  for (int t = 0; t < NT; t++) {
-    sums[2 * t] = acc[t][0];
-    sums[2 * t + 1] = acc[t][1];
+    pe_keep_in_memory();
   }
 }
 

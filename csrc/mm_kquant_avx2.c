@@ -35,6 +35,7 @@ INLINE void block_sums(int T, int NT, int NV, __m256i S[4][2], const kpanel *p, 
           for (int v = 0; v < NV; v++) {
             __m256i e = _mm256_maddubs_epi16(p[v].w[c0 + c1 + c], x);
             s[t][v] = c == 0 ? e : _mm256_add_epi16(s[t][v], e);
+            pe_pin(&s[t][v]);
           }
         }
       PE_UNROLL

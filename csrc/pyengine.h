@@ -334,9 +334,10 @@ int pe_prog_run(pe_prog *, pe_pool *, const pe_step *, int32_t *bad);   /* PE_EI
 void pe_prog_stop(pe_prog *, int32_t stop);      /* 1: a running step ends with PE_ESTOPPED; 0: runs again */
 void pe_prog_profile(pe_prog *, int64_t *ns);    /* NULL or [n_insns]: time of each instruction, summed over threads and steps */
 
-/* ---- bench.c: the yardstick of bench/kernels.py ------------------------------------- */
+/* ---- bench.c: the yardsticks of bench/kernels.py ------------------------------------- */
 /* bench-section */
 uint64_t pe_read_loop(const void *p, int64_t n);   /* reads n bytes in order; the result only keeps the loop alive */
+int64_t pe_mac_loop(int64_t rounds);               /* int8 multiply-adds done, needs AVX2; 0: no such loop on this machine */
 
 /* cdef-end */
 
