@@ -1,0 +1,149 @@
+"""The graph in numpy: what every operation means, in float64, one sequence at a time.
+
+The oracle of the compiled program: same file, same tokens, no fusion, no pages, no
+kernels. It keeps the three places where the definition itself rounds (docs/arithmetic.md):
+activations of quantized products, K and V as float16, embeddings as float32. Slow, and
+imported by tests only.
+"""
+
+from .. import quants
+from ..errors import UnsupportedError
+from .lower import FORMS
+
+
+def logits(graph, tokens, act_of):
+    """float64 [len(tokens), n_vocab]: what the model says after each token, from position 0.
+    act_of(type id) is the activation form (PE_ACT_*) of a weight type."""
+    run = Reference(graph, tokens, act_of)
+    for node in graph.nodes:
+        run.values[node.id] = getattr(run, node.op)(node)
+    return run.values[graph.output.id]
+
+
+class Reference:
+    def __init__(self, graph, tokens, act_of):
+        import numpy
+
+        self.np, self.graph, self.tokens, self.act_of = numpy, graph, list(tokens), act_of
+        self.values, self.weights = {}, {}
+
+    def of(self, node, i=0):
+        return self.values[node.inputs[i].id]
+
+    def weight(self, w):
+        """[rows, width] or [width], float64."""
+        if w.name not in self.weights:
+            t = w.tensor
+            raw = self.graph.gguf.files[t.file].buffer[t.offset : t.offset + t.nbytes]
+            m = quants.dequantize(t.type, raw, t.shape[0]).astype(self.np.float64)
+            self.weights[w.name] = m[0] if w.role == "vector" else m
+        return self.weights[w.name]
+
+    # ---- words ----------------------------------------------------------------------
+
+    def embed(self, node):
+        np = self.np
+        rows = self.weight(node.weights[0])[self.tokens].astype(np.float32)
+        return (rows * np.float32(node.attrs["scale"])).astype(np.float64)
+
+    def rope_table(self, node):
+        np = self.np
+        angle = np.arange(len(self.tokens), dtype=np.float64)[:, None] * np.array(node.attrs["frequencies"])
+        return np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * node.attrs["mscale"]
+
+    def _rms(self, x, w, eps):
+        np = self.np
+        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(eps)) * w
+
+    def rms_norm(self, node):
+        return self._rms(self.of(node), self.weight(node.weights[0]), node.attrs["eps"])
+
+    def layer_norm(self, node):
+        np, x = self.np, self.of(node)
+        w, b = node.weights
+        x = x - x.mean(axis=-1, keepdims=True)
+        y = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(node.attrs["eps"])) * self.weight(w)
+        return y if b is None else y + self.weight(b)
+
+    def linear(self, node):
+        np = self.np
+        w, bias = node.weights
+        x = self.of(node).astype(np.float32)
+        form = FORMS[self.act_of(w.tensor.type)]
+        if form != "f32":
+            quantize = quants.quantize_q32 if form == "q32" else quants.quantize_q256
+            out = []
+            for row in x:
+                q, d, *_ = quantize(row)
+                q = np.asarray(q, np.float64).reshape(-1)
+                out.append(q * np.repeat(np.asarray(d, np.float64).reshape(-1), q.size // np.size(d)))
+            x = np.stack(out)
+        y = x.astype(np.float64) @ self.weight(w).T
+        return y if bias is None else y + self.weight(bias)
+
+    def head_norm(self, node):
+        x = self.of(node)
+        h = x.reshape(len(x), node.attrs["n_head"], -1)
+        return self._rms(h, self.weight(node.weights[0]), node.attrs["eps"]).reshape(x.shape)
+
+    def rope(self, node):
+        x, table = self.of(node), self.of(node, 1)
+        n = table.shape[1]
+        c, s = table[:, None, : n // 2], table[:, None, n // 2 :]
+        h = x.reshape(len(x), node.attrs["n_head"], -1).copy()
+        kind = node.attrs["kind"]
+        if kind == "adjacent":
+            a, b = slice(0, n, 2), slice(1, n, 2)
+        elif kind == "halves":
+            a, b = slice(0, n // 2), slice(n // 2, n)
+        else:
+            raise UnsupportedError(f"rope kind {kind!r}")
+        x0, x1 = h[..., a].copy(), h[..., b].copy()
+        h[..., a], h[..., b] = x0 * c - x1 * s, x1 * c + x0 * s
+        return h.reshape(x.shape)
+
+    def attention(self, node):
+        np, a = self.np, node.attrs
+        n, g = len(self.tokens), a["n_head"] // a["n_kv"]
+        q = self.of(node).reshape(n, a["n_kv"], g, a["dk"])
+        k = self.of(node, 1).astype(np.float32).astype(np.float16).astype(np.float64).reshape(n, a["n_kv"], a["dk"])
+        v = self.of(node, 2).astype(np.float32).astype(np.float16).astype(np.float64).reshape(n, a["n_kv"], a["dv"])
+        s = np.einsum("ihgd,jhd->hgij", q, k) * a["scale"]
+        if a["softcap"]:
+            s = a["softcap"] * np.tanh(s / a["softcap"])
+        i, j = np.arange(n)[:, None], np.arange(n)[None, :]
+        seen = (j <= i) & ((j > i - a["window"]) if a["window"] else True)
+        s = np.where(seen, s, -np.inf)
+        p = np.exp(s - s.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        return np.einsum("hgij,jhd->ihgd", p, v).reshape(n, -1)
+
+    def add(self, node):
+        return self.of(node) + self.of(node, 1)
+
+    def mul(self, node):
+        return self.of(node) * self.of(node, 1)
+
+    def scale(self, node):
+        return self.of(node) * node.attrs["value"]
+
+    def act(self, node):
+        np, x, kind = self.np, self.of(node), node.attrs["kind"]
+        if kind == "silu":
+            return x / (1 + np.exp(-x))
+        if kind == "gelu":
+            return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
+        if kind == "gelu_erf":
+            from math import erf
+
+            return 0.5 * x * (1 + np.vectorize(erf)(x / 2**0.5))
+        if kind == "gelu_quick":
+            return x / (1 + np.exp(-1.702 * x))
+        return np.maximum(x, 0)
+
+    def softcap(self, node):
+        cap = node.attrs["value"]
+        return cap * self.np.tanh(self.of(node) / cap)
+
+    def wanted(self, node):
+        return self.of(node)            # the reference wants every row

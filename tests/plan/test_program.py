@@ -1,0 +1,250 @@
+"""The compiled program: equal to the reference interpreter, equal to itself however a step is cut."""
+
+import functools
+import operator
+import random
+from array import array
+
+import numpy as np
+import pytest
+
+from pyengine import errors, plan
+from pyengine.native import TIERS, lib
+from pyengine.plan import reference
+from pyengine.plan.lower import choose
+from pyengine.native import rows
+
+TOKENS = [random.Random(7).randrange(3, 300) for _ in range(70)]
+ACT_OF = {r.wtype: r.act for r in rows()}
+ABLE = [name for name, bits in TIERS.items() if bits & lib.pe_cpu_isa() == bits]
+BUILT = functools.reduce(operator.or_, (r.isa for r in rows()))      # bits that some kernel of this build asks for
+DISTINCT = list({TIERS[name] & BUILT: name for name in reversed(ABLE)}.values())    # tiers that run different kernels
+
+MODELS = {
+    "llama": dict(arch="llama"),
+    "llama tied": dict(arch="llama", tied=True),
+    "llama biases": dict(arch="llama", biases=True, n_head_kv=(1, 4), n_ff=(96, 160)),
+    "llama odd": dict(arch="llama", n_embd=72, n_head=3, n_head_kv=(1,), n_ff=(56,), n_vocab=351),
+    "llama freqs": dict(arch="llama", rope_freqs=True),
+    "llama linear": dict(arch="llama", rope_scaling="linear"),
+    "llama old": dict(arch="llama", rope_scaling="old"),
+    "llama yarn": dict(arch="llama", rope_scaling="yarn"),
+    "gemma3": dict(arch="gemma3"),
+    "gemma3 head": dict(arch="gemma3", head_dim=48, n_head_kv=(1,)),
+}
+QUANTS = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+def nmse(a, b):
+    """Squared error of the centred logits over their variance."""
+    a = a - a.mean(axis=1, keepdims=True)
+    b = b - b.mean(axis=1, keepdims=True)
+    return ((a - b) ** 2).sum() / (b * b).sum()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float_program_equals_the_reference(tiny, runner, name):
+    """F32: float32 rounding of sums of some hundred terms, and of K and V as float16 where a value
+    lies on a rounding boundary: relative error below 2^-11 of a logit's scale, NMSE far below."""
+    r = runner(tiny(**MODELS[name]))
+    got = r.all(TOKENS)
+    want = reference.logits(r.program.graph, TOKENS, ACT_OF.__getitem__)
+    assert np.std(want) > 1
+    assert nmse(got, want) < 1e-7, nmse(got, want)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("weight_type", QUANTS)
+def test_quantized_program_equals_the_reference(tiny, runner, arch, weight_type):
+    """Quantized products add one source of difference: an activation that lies within float32 rounding of
+    a boundary falls to the other side, and from there on all later ones may. At worst the two runs differ as
+    two roundings of the same activations do: a step of amax/127 has a variance of a twelfth, amax is some 3.5
+    times the root mean square, so each of the four quantizations of a layer adds 6.3e-5."""
+    n = 256 if weight_type.endswith("_K") else 64
+    r = runner(tiny(arch=arch, weight_type=weight_type, n_embd=n, n_ff=(2 * n,)))
+    got = r.all(TOKENS[:40])
+    want = reference.logits(r.program.graph, TOKENS[:40], ACT_OF.__getitem__)
+    assert nmse(got, want) < 4 * r.program.hp.n_layer * 6.3e-5
+
+
+@pytest.mark.parametrize("name", ["llama biases", "llama odd", "gemma3", "gemma3 head"])
+@pytest.mark.parametrize("isa", DISTINCT)
+def test_fusion_changes_no_bit(tiny, runner, name, isa):
+    """Every fusion is compared with its absence, on every tier."""
+    g = tiny(**MODELS[name])
+    fused, plain = runner(g, isa=isa), runner(g, isa=isa, fuse=False)
+    assert len(fused.program.instrs) < 0.8 * len(plain.program.instrs)
+    assert all(i.barrier for i in plain.program.instrs)
+    assert np.array_equal(fused.all(TOKENS[:20]).view(np.int32), plain.all(TOKENS[:20]).view(np.int32))
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("weight_type", ["F32", "F16", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K"])
+def test_one_answer(tiny, runner, arch, weight_type):
+    """Tier, threads, chunks, neighbours in the batch: the same bits (cases.md 70, 98, 99)."""
+    g = tiny(arch=arch, weight_type=weight_type, n_embd=256, n_ff=(512,), n_vocab=353)
+    tokens = TOKENS * 5
+    base = runner(g).all(tokens, chunk=64).view(np.int32)
+    for isa in DISTINCT:
+        n = 40 if isa == "scalar" else len(tokens)
+        assert np.array_equal(runner(g, isa=isa).all(tokens[:n]).view(np.int32), base[:n]), isa
+    for threads in (1, 3, 7):
+        assert np.array_equal(runner(g, threads=threads).all(tokens).view(np.int32), base), threads
+    for chunk in (1, 7, 33):
+        assert np.array_equal(runner(g).all(tokens, chunk=chunk).view(np.int32), base), chunk
+    r = runner(g)
+    others = {s: [random.Random(s).randrange(3, 300) for _ in range(90)] for s in (1, 2, 3)}
+    got, at = [], 0
+    for turn, n in enumerate([20, 1, 1, 30, 1, 1]):
+        parts = [(s, 15 * turn, ts[15 * turn : 15 * turn + 1 + s * (turn % 2) * 4]) for s, ts in others.items()]
+        if turn:    # the neighbours' earlier rows: fill what the ragged counts left out
+            for s, ts in others.items():
+                r.step([(s, 0, ts[: 15 * turn])]) if turn == 1 else None
+        parts.insert(2, (0, at, tokens[at : at + n]))
+        rows_before = sum(len(p[2]) for p in parts[:2])
+        got.append(r.step(parts)[rows_before : rows_before + n])
+        at += n
+    assert np.array_equal(np.concatenate(got).view(np.int32), base[:at])
+
+
+def test_window_pages_may_be_gone(tiny, runner):
+    """In a group with a window, pages that nobody can see any more need not exist."""
+    g = tiny(arch="gemma3", window=8)
+    whole = runner(g, n_ctx=256).all(TOKENS * 2, chunk=40)
+    r = runner(g, n_ctx=256)
+    r.all((TOKENS * 2)[:130])
+    tables = tuple(array("i", [-1 if grp.window and p < 1 else t for p, t in enumerate(r.table(0)[0])]) for grp in r.program.groups)
+    logits = r.program.run(plan.Step(TOKENS[60:61], [plan.Seq(130, 1, tables)], [0]))
+    assert np.array_equal(logits.numpy(0).view(np.int32), whole[130].view(np.int32))
+
+
+def test_copied_pages_are_the_same_pages(tiny, runner):
+    """A step's copies happen before anything else: a sequence can go on from a copy."""
+    r = runner(tiny(arch="llama"), n_ctx=128)
+    a = r.all(TOKENS[:64])
+    assert len(a) == 64
+    own, other = r.table(0), r.table(1)
+    r.program.run(plan.Step(TOKENS[64:65], [plan.Seq(64, 1, own)], [0]))
+    want = r.program.run(plan.Step(TOKENS[65:66], [plan.Seq(65, 1, own)], [0])).numpy(0)
+    copies = [(0, own[0][p], other[0][p]) for p in range(2)]
+    got = r.program.run(plan.Step(TOKENS[65:66], [plan.Seq(65, 1, other)], [0], copies)).numpy(0)
+    assert np.array_equal(got.view(np.int32), want.view(np.int32))
+
+
+@pytest.mark.parametrize("step, field", [
+    (([], [(0, 1)], []), "counts"),
+    (([1] * 65, [(0, 65)], []), "tokens"),
+    (([-1], [(0, 1)], []), "tokens"),
+    (([331], [(0, 1)], []), "tokens"),
+    (([1 << 40], [(0, 1)], []), "tokens"),
+    (([1], [(-1, 1)], []), "start"),
+    (([1], [(128, 1)], []), None),
+    (([1, 2], [(127, 2)], []), None),
+    (([1, 2], [(0, 1)], []), "count"),
+    (([1], [(0, 0)], []), "count"),
+    (([1, 2], [(0, 2)], [1, 0]), "wanted"),
+    (([1, 2], [(0, 2)], [2]), "wanted"),
+])
+def test_bad_steps_are_refused_by_name(tiny, runner, step, field):
+    r = runner(tiny(arch="llama"), n_ctx=128, max_tokens=64)
+    tokens, seqs, wanted = step
+    with pytest.raises(errors.RequestError) as e:
+        r.program.run(plan.Step(tokens, [plan.Seq(s, n, r.table(0)) for s, n in seqs], wanted))
+    assert field is None or e.value.param == field
+    assert len(r.step([(0, 0, [1, 2])])) == 2      # and the program still runs
+
+
+def test_bad_pages_are_refused(tiny, runner):
+    r = runner(tiny(arch="llama"), n_ctx=128)
+    for table in ([-1, 0], [8, 0], []):
+        with pytest.raises(errors.RequestError, match="tables|pages"):
+            r.program.run(plan.Step([1], [plan.Seq(0, 1, (array("i", table),))], [0]))
+    with pytest.raises(errors.RequestError, match="copies"):
+        r.program.run(plan.Step([1], [plan.Seq(0, 1, r.table(0))], [0], [(0, 0, 99)]))
+
+
+def test_stop_ends_a_step_and_commits_nothing(tiny, runner):
+    r = runner(tiny(arch="llama"))
+    r.program.stop()
+    with pytest.raises(errors.StoppedError):
+        r.step([(0, 0, TOKENS[:60])])
+    r.program.stop(False)
+    assert np.isfinite(r.step([(0, 0, TOKENS[:60])])).all()
+
+
+def test_close_is_idempotent_and_final(tiny, runner):
+    r = runner(tiny(arch="llama"))
+    r.program.close()
+    r.program.close()
+    with pytest.raises(errors.ClosedError):
+        r.step([(0, 0, [1])])
+
+
+def test_caller_s_float_environment_does_not_matter(tiny, runner):
+    """Flush-to-zero set by another library in this thread changes no bit, and is given back (DESIGN 2.3)."""
+    import ctypes
+    import platform
+
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("sets MXCSR by hand")
+    r = runner(tiny(arch="llama", weight_type="Q8_0"))
+    want = r.all(TOKENS[:20])
+    libm = ctypes.CDLL("libm.so.6")
+    env = (ctypes.c_uint32 * 8)()
+    libm.fegetenv(env)
+    saved = env[7]
+    env[7] = saved | 0x8040 | 0x6000            # flush to zero, denormals are zero, round toward zero
+    libm.fesetenv(env)
+    try:
+        got = r.all(TOKENS[:20])
+        libm.fegetenv(env)
+        kept = env[7]
+    finally:
+        env[7] = saved
+        libm.fesetenv(env)
+    assert kept & 0xE040 == 0xE040
+    assert np.array_equal(got.view(np.int32), want.view(np.int32))
+
+
+def test_explain_names_every_instruction(tiny, runner):
+    r = runner(tiny(arch="gemma3", weight_type="Q8_0"))
+    lines = list(r.program.explain())
+    assert len([l for l in lines if l[:4].strip().isdigit()]) == len(r.program.instrs)
+    assert any("blk.5.ffn_down.weight Q8_0[96, 64]" in l and "mm_q8_0_" in l for l in lines)
+    assert "arena" in lines[-1]
+
+
+def test_about_ten_phases_a_layer(tiny, runner):
+    """Barriers cost; a fused layer of llama has ten."""
+    r = runner(tiny(arch="llama", n_layer=4))
+    phases = sum(i.barrier for i in r.program.instrs)
+    assert phases <= 4 * 10 + 4
+
+
+def test_profile_counts_time_per_instruction(tiny):
+    program = plan.compile(tiny(arch="llama"), n_ctx=64)
+    program.open([1], 2, profile=True)
+    program.run(plan.Step([1, 2], [plan.Seq(0, 2, (array("i", [0]),))], [1]))
+    assert len(program.profile) == len(program.instrs)
+    assert all(seconds > 0 for _, _, _, seconds, _ in program.profile)
+    program.close()
+
+
+def test_no_kernel_says_why():
+    with pytest.raises(errors.UnsupportedError, match="IQ4_NL"):
+        choose(20, "IQ4_NL", rows(), lib.pe_cpu_isa())
+    with pytest.raises(errors.UnsupportedError, match="mm_q8_0_avx2.*lacks"):
+        choose(8, "Q8_0", [r for r in rows() if r.isa], 0)
+
+
+def test_isa_names():
+    """PYENGINE_ISA is checked, not guessed (cases.md 112)."""
+    from pyengine.native import isa_mask
+
+    assert isa_mask("scalar") == 0
+    with pytest.raises(errors.UnsupportedError, match="expected one of"):
+        isa_mask("sse9")
+    impossible = "neon" if "avx2" in ABLE else "avx2"
+    if impossible not in ABLE:
+        with pytest.raises(errors.UnsupportedError, match="cannot run"):
+            isa_mask(impossible)
