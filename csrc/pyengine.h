@@ -339,6 +339,14 @@ void pe_prog_profile(pe_prog *, int64_t *ns);    /* NULL or [n_insns]: time of e
 uint64_t pe_read_loop(const void *p, int64_t n);   /* reads n bytes in order; the result only keeps the loop alive */
 int64_t pe_mac_loop(int64_t rounds);               /* int8 multiply-adds done, needs AVX2; 0: no such loop on this machine */
 
+/* ---- vocab.c -------------------------------------------------------------------------------- */
+
+/* Bytes of n pieces of a sentencepiece ModelProto; written to out unless it is NULL. scores: n little-endian
+ * floats, of any alignment. types: GGUF's token types; 0 makes a piece that no text matches, as do empty strings
+ * and such with a NUL. */
+uint64_t pe_spm_pieces(const uint8_t *head, const uint64_t *offsets, const uint64_t *lengths, const uint8_t *scores,
+                       const uint8_t *types, uint64_t n, uint8_t *out);
+
 /* cdef-end */
 
 #endif

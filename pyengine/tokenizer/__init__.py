@@ -4,17 +4,17 @@ One file per kind: spm.py (sentencepiece), bpe.py with pre.py (byte-level BPE). 
 special ids and token types; the model behind encode() is built when it is first needed. Bytes that are not
 UTF-8: SentencePiece keeps them as byte tokens, BPE turns each into U+FFFD. Lone surrogates U+DC80 to U+DCFF
 in a str stand for such bytes (as in os.fsdecode), any other becomes U+FFFD.
-Imports errors only. May be imported by llama, stream, chat's callers, serve, cli and compat.
+Imports errors and native only. May be imported by llama, stream, chat's callers, serve, cli and compat.
 """
 import threading
 import warnings
 
-from ..errors import GGUFError, TokenizerError, UnsupportedError
+from ..errors import TokenizerError, UnsupportedError
 from . import bpe, spm
 from .control import ControlTokens
 from .decode import Decoder
 from .pre import ADDS_BOS
-from .vocab import BYTE, CONTROL, KINDS, UNKNOWN, Vocabulary, is_phi3
+from .vocab import BYTE, BYTE_NAMES, CONTROL, KINDS, UNKNOWN, Vocabulary, is_phi3
 
 __all__ = ["Tokenizer", "load"]
 
@@ -52,6 +52,7 @@ class Tokenizer:
             setattr(self, name, value)
         self.add_bos = self._adds("tokenizer.ggml.add_bos_token", self.bos, add_bos)
         self.add_eos = self._adds("tokenizer.ggml.add_eos_token", self.eos, False)
+        self._swallows = is_phi3(gguf)
         self._lock = threading.Lock()
         self._pieces = {}
         self._model = self._controls = self._end_ids = None
@@ -66,7 +67,7 @@ class Tokenizer:
     def _adds(self, key, token, default):
         if key in self._gguf:
             if (value := self._gguf.get_bool(key)) and token is None:
-                raise GGUFError(f"{key}: true, but the file names no such token", key=key)
+                raise self._gguf.error(key, "found true, but the file names no such token")
             return value
         return default and token is not None
 
@@ -91,7 +92,7 @@ class Tokenizer:
                     if text := self._vocabulary.tokens[i].decode("utf-8", "surrogateescape"):
                         texts.setdefault(text, i)
             swallow = frozenset()
-            if is_phi3(self._gguf):
+            if self._swallows:
                 swallow = frozenset(i for t, i in texts.items() if t not in ("<unk>", "<s>", "<|endoftext|>"))
             self._controls = ControlTokens(texts, swallow)
         return self._controls
@@ -119,7 +120,7 @@ class Tokenizer:
         model = self._model or self._build()
         ids = []
         first = True
-        for part in self.controls.split(text) if special else [text] if text else []:
+        for part in self.controls.split(text, shield) if special else [text] if text else []:
             if isinstance(part, int):
                 ids.append(part)
                 first = True
@@ -163,10 +164,8 @@ class Tokenizer:
             if kind in (CONTROL, UNKNOWN):
                 piece = text
             elif kind == BYTE:
-                try:
-                    piece = bytes((int(text[3:5], 16),)) if len(text) == 6 else text
-                except ValueError:
-                    piece = text
+                value = BYTE_NAMES.get(text)
+                piece = text if value is None else bytes((value,))
             else:
                 piece = (bpe if self.model == "gpt2" else spm).surface(self._vocabulary, token)
             self._pieces[token] = piece

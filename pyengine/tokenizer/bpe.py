@@ -6,7 +6,7 @@ tokens are split off before. May be imported by pyengine.tokenizer only.
 import re
 import warnings
 
-from ..errors import GGUFError, TokenizerError
+from ..errors import TokenizerError
 from .pre import RULES, WHOLE_WORDS
 from .vocab import CONTROL, UNKNOWN, USER_DEFINED
 
@@ -40,18 +40,17 @@ def pre_tokenizer_name(gguf):
     return name
 
 
-def _read_merges(gguf, n_limit):
+def _read_merges(gguf):
     key = "tokenizer.ggml.merges"
     texts = [bytes(m).decode("utf-8", "replace") for m in gguf.get_strings(key)]
     if len(set(texts)) != len(texts):
         seen = set()
         i = next(i for i, m in enumerate(texts) if m in seen or seen.add(m))
-        raise GGUFError(f"{key}: merge {i} ({texts[i][:60]!r}) stands there twice", key=key)
+        raise gguf.error(key, f"found merge {i} ({texts[i][:60]!r}) twice, expected each once")
     merges = [tuple(m.split(" ")) for m in texts]
     for i, m in enumerate(merges):
         if len(m) != 2 or not m[0] or not m[1]:
-            raise GGUFError(f"{key}: merge {i} is {texts[i][:60]!r}, expected two tokens with one blank between",
-                            key=key)
+            raise gguf.error(key, f"found {texts[i][:60]!r} as merge {i}, expected two tokens with one blank between")
     return merges
 
 
@@ -61,12 +60,15 @@ class ByteLevelBPE:
 
         tokens = [t.decode("utf-8", "replace") if t else "" for t in vocabulary.all_tokens()]
         ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1)))  # of equal texts the lowest id stays
+        if len(ids) != len(tokens):
+            warnings.warn(f"tokenizer.ggml.tokens: {len(tokens) - len(ids)} tokens have the text of an earlier one; text "
+                          "becomes the earlier one", stacklevel=5)
         ids.pop("", None)
         self._missing = frozenset(b for b in _IN_UTF8 if ALPHABET[b] not in ids)
         if lacking := self._missing & _PRINTABLE:
             raise TokenizerError(f"tokenizer.ggml.tokens: no token for byte 0x{min(lacking):02X}, "
                                  "expected one for every byte of printable ASCII")
-        merges = _read_merges(gguf, len(tokens))
+        merges = _read_merges(gguf)
         for kind in (CONTROL, UNKNOWN):
             for i in vocabulary.of_type(kind):
                 if ids.get(tokens[i]) == i:
@@ -74,7 +76,7 @@ class ByteLevelBPE:
         try:
             model = models.BPE(ids, merges, ignore_merges=pre in WHOLE_WORDS)
         except Exception as e:  # the library raises plain Exception, naming the token that is missing
-            raise GGUFError(f"tokenizer.ggml.merges: {str(e)[:200]}", key="tokenizer.ggml.merges") from None
+            raise gguf.error("tokenizer.ggml.merges", str(e)[:200]) from None
         self._tokenizer = Tokenizer(model)
         if RULES[pre] == RULES["gpt-2"]:
             rule = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
@@ -82,7 +84,8 @@ class ByteLevelBPE:
             rule = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in RULES[pre]]
             rule.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rule)
-        added = [tokens[i] for i in vocabulary.of_type(USER_DEFINED) if tokens[i]]
+        added = [tokens[i] for i in vocabulary.of_type(USER_DEFINED)
+                 if tokens[i] and tokens[i].encode() == vocabulary.tokens[i]]  # no text holds half a character
         if added:
             self._tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in added])
 

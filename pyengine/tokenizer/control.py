@@ -37,8 +37,8 @@ class ControlTokens:
             pattern = "[" + "".join(map(re.escape, sorted({p[0] for p in lengths}))) + "]"
         self._search = re.compile(pattern).search if texts else None
 
-    def split(self, text):
-        """[str or id, ...], no empty strings."""
+    def split(self, text, mark=""):
+        """[str or id, ...], no empty strings. mark: what shield() put in; a token of one character before it is text."""
         if self._search is None:
             return [text] if text else []
         parts = []
@@ -50,7 +50,7 @@ class ControlTokens:
             at = hit.start()
             for n in self._lengths.get(text[at:at + self._width], ()):
                 found = self._ids.get(text[at:at + n])
-                if found is not None:
+                if found is not None and not (mark and n == 1 and text.startswith(mark, at + 1)):
                     if at > start:
                         parts.append(text[start:at])
                     parts.append(found)

@@ -1,19 +1,22 @@
 """SentencePiece vocabularies (tokenizer.ggml.model "llama"), by way of the sentencepiece library.
 
-The library wants a serialized ModelProto; it is written here, by hand, from the file's arrays. What this
-is not: the training or the unigram side of sentencepiece. May be imported by pyengine.tokenizer only.
+The library wants a serialized ModelProto; it is written here and in vocab.c, by hand, from the file's arrays.
+What this is not: the training or the unigram side of sentencepiece. May be imported by pyengine.tokenizer only.
 """
 import re
-import struct
+import warnings
 
 from ..errors import TokenizerError
+from ..native import ffi, lib
 from .vocab import CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
+
+_TYPES = bytes.maketrans(bytes((UNKNOWN, UNUSED)), bytes((CONTROL, NORMAL)))
 
 _BAD_BYTES = re.compile("([\udc80-\udcff])")  # bytes that were not UTF-8, as surrogateescape spells them
 _OTHER_SURROGATES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
-# The library matches user-defined pieces with a trie that it builds recursively, a level per byte.
-_MAX_USER_DEFINED_BYTES = 4096
+# The library takes 7,999, but builds its trie of user-defined pieces recursively, a level per byte.
+_MAX_PIECE_BYTES = 4096
 
 
 def _varint(n):
@@ -30,59 +33,45 @@ def _field(number, payload):
     return _varint(number << 3 | 2) + _varint(len(payload)) + payload
 
 
-def _piece(text, score, kind):
-    """SentencePiece {piece = 1, score = 2, type = 3}; score is four bytes already."""
-    return _field(1, _field(1, text) + b"\x15" + score + b"\x18" + bytes((kind,)))
-
-
 # TrainerSpec: model_type = 3 (BPE = 2), byte_fallback = 35.
 _TRAINER = _field(2, b"\x18\x02" + _varint(35 << 3) + b"\x01")
 # NormalizerSpec: name = 1, add_dummy_prefix = 3, remove_extra_whitespaces = 4, escape_whitespaces = 5.
 # The blank in front is put there by encode() below, which knows where a text begins.
 _NORMALIZER = _field(3, _field(1, b"identity") + b"\x18\x00\x20\x00\x28\x01")
+# The library insists on exactly one unknown piece (piece = 1, score = 2, type = 3), and phi-3 and gemma call theirs
+# a control token: one of our own stands behind the last id, and byte fallback never lets it be used.
+_UNKNOWN = _field(1, _field(1, b"\x01unknown") + b"\x15\0\0\0\0\x18\x02")
 
 
-def model_proto(tokens, types, scores):
-    """ModelProto bytes. Control and unknown pieces cannot be met in text; one unknown piece of our own is
-    appended, since the library insists on exactly one and byte fallback never lets it be used. Pieces that the
-    library refuses (empty, with a NUL, the second of two equal ones) are kept as names no text can match.
-
-    Unused pieces count as normal ones, as in every converter to merges: they take part in merging.
-    """
-    packed = struct.pack(f"<{len(scores)}f", *scores)
-    # Nearly every piece is short and normal (the default, so no type field): two bytes of framing each.
-    head = [bytes((0x0A, n + 7, 0x0A, n)) for n in range(121)]
-    head += [b""] * (max(map(len, tokens)) - 120)
-    parts = [head[len(t)] + t + b"\x15" + s for t, (s,) in zip(tokens, struct.iter_unpack("4s", packed))]
-    taken = {}
-    odd = {i for kind in (UNKNOWN, CONTROL, USER_DEFINED, 6) for i in _positions(types, kind)}
-    odd.update(i for i, t in enumerate(tokens) if not 0 < len(t) <= 120 or 0 in t)
-    if len(set(tokens)) != len(tokens):
-        for i, t in enumerate(tokens):
-            if taken.setdefault(t, i) != i:
-                odd.add(i)
-    for i in odd:
-        text, kind = tokens[i], types[i]
-        if kind in (UNKNOWN, UNUSED):
-            kind = CONTROL if kind == UNKNOWN else NORMAL
-        if kind == USER_DEFINED:
-            if len(text) > _MAX_USER_DEFINED_BYTES:
-                raise TokenizerError(f"tokenizer.ggml.tokens: user-defined token {i} has {len(text)} bytes, "
-                                     f"expected at most {_MAX_USER_DEFINED_BYTES}")
-            text = text.replace(b" ", SPACE)  # files keep them with blanks, the library looks for U+2581
-        if not text or 0 in text or taken.get(tokens[i], i) != i:
-            text, kind = b"\x01unreachable %d" % i, CONTROL
-        parts[i] = _piece(text, packed[4 * i:4 * i + 4], kind)
-    parts.append(_piece(b"\x01unknown", bytes(4), UNKNOWN))
-    parts += _TRAINER, _NORMALIZER
-    return b"".join(parts)
+def model_proto(vocabulary, unreachable=()):
+    """ModelProto bytes. Control and unknown pieces cannot be met in text; unused ones count as normal, as in
+    every converter to merges: they take part in merging. Ids in unreachable get a name that no text has."""
+    types = vocabulary.types.translate(_TYPES)
+    half = (i for i in vocabulary.of_type(USER_DEFINED) if not _is_utf8(vocabulary.tokens[i]))
+    for i in (*unreachable, *half):  # half a character as a user-defined piece would match inside whole ones
+        types[i] = 0
+    tokens = vocabulary.tokens
+    from_buffer = ffi.from_buffer
+    arguments = (from_buffer("uint8_t[]", tokens.buffer), from_buffer("uint64_t[]", tokens.offsets),
+                 from_buffer("uint64_t[]", tokens.lengths), from_buffer("uint8_t[]", vocabulary.scores()),
+                 from_buffer("uint8_t[]", types), vocabulary.n)
+    pieces = bytearray(lib.pe_spm_pieces(*arguments, ffi.NULL))
+    lib.pe_spm_pieces(*arguments, from_buffer("uint8_t[]", pieces))
+    return b"".join((pieces, _UNKNOWN, _TRAINER, _NORMALIZER))
 
 
-def _positions(types, kind):
-    i = types.find(kind)
-    while i >= 0:
-        yield i
-        i = types.find(kind, i + 1)
+def _is_utf8(text):
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _repeated(tokens):
+    """Ids whose text an earlier one has."""
+    seen = set()
+    return [i for i, t in enumerate(tokens) if t in seen or seen.add(t)]
 
 
 class SentencePiece:
@@ -91,12 +80,28 @@ class SentencePiece:
 
         self._bytes = vocabulary.byte_ids()
         self._prefix = add_space_prefix
+        self._check_lengths(vocabulary)
         self._model = sentencepiece.SentencePieceProcessor()
-        proto = model_proto(vocabulary.all_tokens(), vocabulary.types, vocabulary.scores())
         try:
-            self._model.LoadFromSerializedProto(proto)
+            self._model.LoadFromSerializedProto(model_proto(vocabulary))
         except RuntimeError as e:
-            raise TokenizerError(f"tokenizer.ggml.tokens: refused by sentencepiece: {str(e)[:200]}") from None
+            # Equal texts are looked for only now: it costs 60 ms, and hardly any file has them.
+            spelled = [t.replace(b" ", SPACE) if kind == USER_DEFINED else t
+                       for t, kind in zip(vocabulary.tokens, vocabulary.types)]
+            repeated = _repeated(spelled)
+            if not repeated:
+                raise TokenizerError(f"tokenizer.ggml.tokens: refused by sentencepiece: {str(e)[:200]}") from None
+            warnings.warn(f"tokenizer.ggml.tokens: token {repeated[0]} ({spelled[repeated[0]][:40]!r}) has the text of an "
+                          f"earlier one, as have {len(repeated) - 1} others; text becomes the earlier one", stacklevel=5)
+            self._model.LoadFromSerializedProto(model_proto(vocabulary, repeated))
+
+    @staticmethod
+    def _check_lengths(vocabulary):
+        lengths = vocabulary.tokens.lengths
+        if (longest := max(lengths)) > _MAX_PIECE_BYTES:
+            i = next(i for i, n in enumerate(lengths) if n == longest)
+            raise TokenizerError(f"tokenizer.ggml.tokens: token {i} has {longest} bytes, expected at most "
+                                 f"{_MAX_PIECE_BYTES} in a sentencepiece vocabulary")
 
     def encode(self, text, first):
         """Ids of text without control tokens; first: it begins the text or follows a control token."""

@@ -3,7 +3,12 @@
 Knows nothing of how text is split. Texts stay in the file's mapping until somebody asks for them.
 May be imported by pyengine.tokenizer only.
 """
-from ..errors import GGUFError, TokenizerError
+import math
+from array import array
+
+from ..errors import TokenizerError
+
+_ARRAY, _F32 = 9, 6  # GGUF's value types
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 KINDS = ("normal", "normal", "unknown", "control", "user_defined", "unused", "byte")  # 0: written by some converters
@@ -21,6 +26,7 @@ END_TEXTS = frozenset(text.encode() for text in (
     "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"))
 AMBIGUOUS_END_TEXTS = frozenset((b"</s>", b"<eos>", b"<EOT>"))
 
+BYTE_NAMES = {b"<0x%02X>" % b: b for b in range(256)}
 SPECIAL_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "eot": "eot_token_id", "eom": "eom_token_id",
                "unk": "unknown_token_id", "pad": "padding_token_id"}
 
@@ -33,7 +39,12 @@ class Vocabulary:
         self.tokens = gguf.get_strings("tokenizer.ggml.tokens")
         self.n = len(self.tokens)
         if self.n == 0:
-            raise GGUFError("tokenizer.ggml.tokens: empty, expected at least one token", key="tokenizer.ggml.tokens")
+            raise gguf.error("tokenizer.ggml.tokens", "found an empty array, expected at least one token")
+        longest = max(self.tokens.lengths)
+        if longest > MAX_TOKEN_BYTES:
+            i = next(i for i, n in enumerate(self.tokens.lengths) if n == longest)
+            raise gguf.error("tokenizer.ggml.tokens", f"found {longest} bytes for token {i}, expected at most "
+                                                      f"{MAX_TOKEN_BYTES}")
         self.types = self._read_types()
         self.ids = {name: self._special_id("tokenizer.ggml." + key) for name, key in SPECIAL_IDS.items()}
         self._demote_end_texts()
@@ -49,7 +60,7 @@ class Vocabulary:
             types = bytearray(b"\xff")
         if max(types) > BYTE:
             i, v = next((i, v) for i, v in enumerate(values) if not 0 <= v <= BYTE)
-            raise GGUFError(f"{key}: type {v} of token {i}, expected 1 to 6", key=key)
+            raise self._gguf.error(key, f"found type {v} for token {i}, expected 1 to 6")
         return types.replace(b"\0", b"\1")
 
     def _special_id(self, key):
@@ -71,22 +82,22 @@ class Vocabulary:
             i = self.types.find(kind, i + 1)
 
     def scores(self):
+        """The scores' bytes in the header: n little-endian floats, all finite."""
         key = "tokenizer.ggml.scores"
-        scores = self._gguf.get_floats(key, n=self.n)
-        total = sum(scores)
-        if total != total or total in (float("inf"), float("-inf")):
-            i = next((i for i, v in enumerate(scores) if v != v or v in (float("inf"), float("-inf"))), 0)
-            raise GGUFError(f"{key}: score {scores[i]} of token {i}, expected finite numbers", key=key)
-        return scores
+        entry = self._gguf.entry(key)
+        if entry is None or (entry.type, entry.elem, entry.count) != (_ARRAY, _F32, self.n):
+            found = "missing" if entry is None else f"found {self._gguf.describe(key)}"
+            raise self._gguf.error(key, f"{found}, expected an array of {self.n} f32")
+        raw = self.tokens.buffer[entry.val:entry.end]
+        values = array("f")
+        values.frombytes(raw)
+        if not math.isfinite(sum(values)):
+            i = next(i for i, v in enumerate(values) if not math.isfinite(v))
+            raise self._gguf.error(key, f"found {values[i]} for token {i}, expected finite numbers")
+        return raw
 
     def all_tokens(self):
-        tokens = list(self.tokens)
-        longest = max(map(len, tokens))
-        if longest > MAX_TOKEN_BYTES:
-            i = next(i for i, t in enumerate(tokens) if len(t) == longest)
-            raise TokenizerError(f"tokenizer.ggml.tokens: token {i} has {longest} bytes, expected at most "
-                                 f"{MAX_TOKEN_BYTES}")
-        return tokens
+        return list(self.tokens)
 
     def end_ids(self):
         ends = {self.ids[name] for name in ("eos", "eot", "eom")} - {None}
@@ -107,9 +118,8 @@ class Vocabulary:
     def byte_ids(self):
         """The 256 byte tokens, <0x00> to <0xFF>, by value; strict about their texts."""
         ids = [None] * 256
-        names = {b"<0x%02X>" % b: b for b in range(256)}
         for i in self.of_type(BYTE):
-            value = names.get(self.tokens[i])
+            value = BYTE_NAMES.get(self.tokens[i])
             if value is None:
                 raise TokenizerError(f"tokenizer.ggml.tokens: byte token {i} is {self.tokens[i][:20]!r}, "
                                      "expected <0x00> to <0xFF>")
