@@ -1,0 +1,189 @@
+"""The engine's step: pages, preemption, errors of a request and of a step. Tiny models, the real program."""
+import os
+
+import numpy as np
+import pytest
+
+import pyengine
+from pyengine import plan
+from pyengine.engine import Engine, Request, largest_context, plan_pages
+from pyengine.gguf import GGUF
+from pyengine.sampling import Params, Sampler
+from tiny_gguf import Spec, write
+
+N_CTX = 256
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def path(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp(request.param) / "m.gguf"
+    write(path, Spec(arch=request.param, seed=5, n_layer=2 if request.param == "llama" else 6))
+    return path
+
+
+def engine(gguf, *, pages=None, **settings):
+    settings = {"n_ctx": N_CTX, "max_seqs": 4, "max_tokens": 64, **settings}
+    program = plan.compile(gguf, **settings)
+    n_pages = plan_pages(program, max_seqs=pages or settings["max_seqs"], budget=None)
+    return Engine(program, n_pages=n_pages, n_threads=2)
+
+
+def request(prompt, n, *, temperature=0.0, seed=1, **more):
+    params = Params(temperature=temperature, seed=seed).validated(331)
+    return Request(prompt, sampler=Sampler(params, 331, seed), max_tokens=n, **more)
+
+
+def run(engine, requests):
+    for r in requests:
+        engine.add(r)
+    steps = 0
+    while not engine.idle:
+        engine.step()
+        steps += 1
+        assert steps < 5000
+    return [r.tokens for r in requests]
+
+
+PROMPTS = [[(7 * i + j) % 300 for j in range(n)] for i, n in enumerate((3, 70, 1, 150, 20, 64))]
+
+
+def test_company_changes_nothing(path):
+    """Alone or together, in large or small steps, with room for all or for one at a time: the same tokens."""
+    with GGUF(path) as gguf:
+        e = engine(gguf)
+        alone = [run(e, [request(p, 30)])[0] for p in PROMPTS]
+        assert run(e, [request(p, 30) for p in PROMPTS]) == alone
+        e.close()
+        for more in (dict(max_tokens=7), dict(max_tokens=64, max_wanted=1), dict(max_seqs=1)):
+            e = engine(gguf, **more)
+            assert run(e, [request(p, 30) for p in PROMPTS]) == alone, more
+            e.close()
+
+
+def test_preemption_changes_nothing(path):
+    """A pool for one sequence, four that run: the youngest are computed again, the answers are the same."""
+    with GGUF(path) as gguf:
+        e = engine(gguf)
+        prompts = [p[:40] for p in PROMPTS]
+        expected = [run(e, [request(p, 120, temperature=0.9)])[0] for p in prompts]
+        e.close()
+        e = engine(gguf, pages=1)
+        requests = [request(p, 120, temperature=0.9) for p in prompts]
+        assert run(e, requests) == expected
+        assert sum(r.seq.n_preempted for r in requests) > 0
+        assert e.cache.free == e.cache.n_pages
+        e.close()
+
+
+def test_logits_of_every_position(path):
+    with GGUF(path) as gguf:
+        e = engine(gguf, max_wanted=8)
+        prompt = PROMPTS[1]
+        rows = np.zeros((len(prompt), e.program.n_vocab), np.float32)
+        company = request(PROMPTS[0], 50)
+        r = Request(prompt, rows=rows)
+        run(e, [company, r])
+        assert r.error is None and r.finish_reason == "stop"
+        for i in (0, 1, 63, 64, len(prompt) - 1):      # the same as of a prompt that ends there
+            last = np.zeros((i + 1, e.program.n_vocab), np.float32)
+            run(e, [Request(prompt[:i + 1], rows=last)])
+            assert (last[-1] == rows[i]).all() and np.ptp(rows[i]) > 0
+        e.close()
+
+
+def test_ends(path):
+    with GGUF(path) as gguf:
+        e = engine(gguf)
+        nothing = request([1, 2], 0)
+        full = request([3] * N_CTX, None)
+        until = request([3] * (N_CTX - 10), None)
+        run(e, [nothing, full, until])
+        assert (nothing.tokens, nothing.finish_reason) == ([], "length")
+        assert (full.tokens, full.finish_reason) == ([], "length")
+        assert (len(until.tokens), until.finish_reason) == (10, "length")
+        first = until.tokens[0]
+        ended = request([3] * (N_CTX - 10), None, end_ids=frozenset([first]))
+        run(e, [ended])
+        assert (ended.tokens, ended.finish_reason) == ([], "stop")
+        e.close()
+
+
+def test_a_step_that_fails_ends_its_requests_only(path, tmp_path):
+    """faults.md 137, 138: a file that changed ends its requests by name; the engine goes on saying so."""
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(path.read_bytes())
+    with GGUF(copy) as gguf:
+        e = engine(gguf)
+        r = request([1, 2, 3], 50)
+        e.add(r)
+        e.step()
+        assert r.error is None and len(r.tokens) == 1
+        os.utime(copy, ns=(1, 1))
+        e.step()
+        assert isinstance(r.error, pyengine.FileChangedError) and r.finish_reason is None
+        again = request([1], 5)
+        run(e, [again])
+        assert isinstance(again.error, pyengine.FileChangedError)
+        assert e.idle and e.cache.free == e.cache.n_pages
+        e.close()
+
+
+def test_a_file_that_is_replaced_goes_on(path, tmp_path):
+    """faults.md 139: a new file under the old name does not touch the one that is open."""
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(path.read_bytes())
+    with GGUF(copy) as gguf:
+        e = engine(gguf)
+        expected = run(e, [request([1, 2, 3], 8)])
+        (tmp_path / "other").write_bytes(b"nothing")
+        os.replace(tmp_path / "other", copy)
+        assert run(e, [request([1, 2, 3], 8)]) == expected
+        copy.unlink()
+        assert run(e, [request([1, 2, 3], 8)]) == expected
+        e.close()
+
+
+def test_a_stopped_step_commits_nothing(path):
+    with GGUF(path) as gguf:
+        e = engine(gguf)
+        expected = run(e, [request(PROMPTS[3], 10)])
+        r = request(PROMPTS[3], 10)
+        e.add(r)
+        e.program.stop()
+        e.step()
+        assert r.tokens == [] and r.seq.computed == 0 and not r.done
+        assert run(e, [request([1], 1)]) and [r.tokens] == expected
+        e.close()
+
+
+def test_cancelled_between_steps(path):
+    with GGUF(path) as gguf:
+        e = engine(gguf)
+        a, b = request([1, 2], None), request([5], 20)
+        e.add(a)
+        e.add(b)
+        for _ in range(5):
+            e.step()
+        e.cancel(a)
+        e.cancel(a)
+        run(e, [])
+        assert a.done and a.finish_reason is None and len(b.tokens) == 20
+        assert e.cache.free == e.cache.n_pages
+        e.close()
+
+
+def test_memory_is_planned(path):
+    with GGUF(path) as gguf:
+        program = plan.compile(gguf, n_ctx=2048, max_seqs=4, max_tokens=64)
+        everything = plan_pages(program, max_seqs=4, budget=None)
+        one = plan_pages(program, max_seqs=1, budget=None)
+        cost = lambda pages: program.arena_bytes + sum(n * g.page_bytes for n, g in zip(pages, program.groups))
+        assert plan_pages(program, max_seqs=4, budget=cost(everything)) == everything
+        assert plan_pages(program, max_seqs=4, budget=cost(one)) == one
+        assert plan_pages(program, max_seqs=4, budget=cost(one) - 1) is None
+        assert cost(plan_pages(program, max_seqs=4, budget=2 * cost(one))) <= 2 * cost(one)
+        fits = largest_context(program, budget=cost(one) - 1)
+        assert 0 < fits < 2048 and fits % 64 == 0
+        smaller = plan.compile(gguf, n_ctx=fits, max_seqs=4, max_tokens=64)
+        assert plan_pages(smaller, max_seqs=4, budget=cost(one) - 1) is not None
+        assert largest_context(program, budget=1000) == 0
