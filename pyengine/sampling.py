@@ -19,6 +19,7 @@ once per request (steps()):
 Logprobs are those of the raw logits, before all of it.
 """
 import math
+import os
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import NamedTuple
@@ -88,9 +89,7 @@ class Params:
 
 def new_seed() -> int:
     """A seed for a request that names none; the caller reports it."""
-    import secrets
-
-    return secrets.randbits(32)
+    return int.from_bytes(os.urandom(4), "little")
 
 
 def coin(seed: int, sequence: int, position: int) -> float:
