@@ -42,23 +42,20 @@ def pre_tokenizer_name(gguf):
 
 def _read_merges(gguf):
     key = "tokenizer.ggml.merges"
-    texts = [bytes(m).decode("utf-8", "replace") for m in gguf.get_strings(key)]
+    texts = [str(m, "utf-8", "replace") for m in gguf.get_strings(key)]
     if len(set(texts)) != len(texts):
         seen = set()
         i = next(i for i, m in enumerate(texts) if m in seen or seen.add(m))
         raise gguf.error(key, f"found merge {i} ({texts[i][:60]!r}) twice, expected each once")
-    merges = [tuple(m.split(" ")) for m in texts]
-    for i, m in enumerate(merges):
-        if len(m) != 2 or not m[0] or not m[1]:
-            raise gguf.error(key, f"found {texts[i][:60]!r} as merge {i}, expected two tokens with one blank between")
-    return merges
+    # Cut at the first blank. What is malformed gives a half that no vocabulary has, and the library refuses it.
+    return [m.partition(" ")[::2] for m in texts]
 
 
 class ByteLevelBPE:
     def __init__(self, vocabulary, gguf, pre):
         from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-        tokens = [t.decode("utf-8", "replace") if t else "" for t in vocabulary.all_tokens()]
+        tokens = [str(t, "utf-8", "replace") for t in vocabulary.tokens]
         ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1)))  # of equal texts the lowest id stays
         if len(ids) != len(tokens):
             warnings.warn(f"tokenizer.ggml.tokens: {len(tokens) - len(ids)} tokens have the text of an earlier one; text "

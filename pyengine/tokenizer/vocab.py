@@ -96,9 +96,6 @@ class Vocabulary:
             raise self._gguf.error(key, f"found {values[i]} for token {i}, expected finite numbers")
         return raw
 
-    def all_tokens(self):
-        return list(self.tokens)
-
     def end_ids(self):
         ends = {self.ids[name] for name in ("eos", "eot", "eom")} - {None}
         by_text = {}
