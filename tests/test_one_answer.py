@@ -1,0 +1,147 @@
+"""One answer: the same bits for every tier, thread count, prompt cut and batch, on the real models.
+
+Logits are compared as bytes (by digest), at positions of a 300-token prompt and over the 20 greedy tokens
+that follow. The normal run takes a cross-section of the grid; the long run takes all of it, at every position.
+The scalar tier follows the first tokens only: it is the meaning, not a way to run.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from runner import Runner  # noqa: E402
+
+pytestmark = pytest.mark.timeout(1800)
+
+MODELS = ["smollm2", "gemma-3-270m"]
+N_PROMPT, N_GREEDY = 300, 20
+N_CTX = 640
+# both sides of pages (64) and of attention chunks (256), and the ends
+EDGES = (0, 1, 62, 63, 64, 65, 127, 128, 200, 254, 255, 256, 257, 298, 299)
+EVERYWHERE = tuple(range(N_PROMPT))
+OTHERS = (29, 17, 41)  # rows that the other sequences add to each step, where chunks are longer than one
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way to come to the same answer."""
+
+    tier: str = "avx2"
+    threads: int = 2
+    chunk: int = N_PROMPT
+    batch: bool = False
+
+
+def able(tier):
+    from pyengine import native
+
+    have = native.lib.pe_cpu_isa()
+    return native.TIERS[tier] & have == native.TIERS[tier]
+
+
+def other_tiers():
+    """Tiers to hold against avx2: those with a kernel of their own in this build. Scalar has a test of its own."""
+    from pyengine import native
+
+    known, bits = native.TIERS, 0
+    for row in native.rows():
+        bits |= row.isa
+    return [tier for tier in known if tier not in ("scalar", "avx2") and able(tier) and bits & known[tier] & ~known["avx2"]]
+
+
+def prompt_ids(n, seed):
+    """Any ids will do, if they are not all alike: neighbours differ, some repeat."""
+    rng = np.random.default_rng(seed)
+    return [int(token) for token in rng.zipf(1.3, size=4 * n) % 40000 + 3][:n]
+
+
+def digest(row):
+    assert np.isfinite(row).all()
+    return hashlib.blake2b(row.tobytes(), digest_size=12).hexdigest()
+
+
+def answer(path, way, positions, monkeypatch, n_prompt=N_PROMPT, n_greedy=N_GREEDY):
+    """{position: digest of its logits} over the prompt's `positions` and the greedy tokens, and those tokens."""
+    monkeypatch.setenv("PYENGINE_ISA", way.tier)
+    ids, positions = prompt_ids(n_prompt, 1), set(positions)
+    others = [prompt_ids(N_CTX, 2 + i) for i in range(3)] if way.batch else []
+    done = [0] * len(others)
+    digests, generated = {}, []
+    with Runner(path, n_ctx=N_CTX, max_seqs=4, max_tokens=N_PROMPT + sum(OTHERS), max_wanted=max(len(positions), 4),
+                n_threads=way.threads) as runner:  # fmt: skip
+        at = 0
+        while len(generated) < n_greedy:
+            part = ids[at : at + way.chunk] if at < n_prompt else [generated[-1]]
+            neighbours = []
+            for i, other in enumerate(others):
+                n = min(OTHERS[i] if way.chunk > 1 else 1, len(other) - done[i])
+                if n:
+                    neighbours.append((i + 1, done[i], other[done[i] : done[i] + n]))
+                    done[i] += n
+            # ours is neither first nor last in the step
+            parts = neighbours[:1] + [(0, at, part)] + neighbours[1:]
+            before = len(neighbours[0][2]) if neighbours else 0
+            rows = [i for i in range(len(part)) if at + i in positions or at + i >= n_prompt - 1]
+            logits = runner.step(parts, [before + i for i in rows])
+            for i, row in zip(rows, logits, strict=True):
+                digests[at + i] = digest(row)
+            at += len(part)
+            if at >= n_prompt:
+                generated.append(int(np.argmax(logits[-1])))
+    return digests, generated
+
+
+def check(expected, found, way):
+    (digests, tokens), (other_digests, other_tokens) = expected, found
+    assert digests.keys() == other_digests.keys()
+    wrong = [p for p in sorted(digests) if digests[p] != other_digests[p]]
+    assert not wrong, f"{way}: logits differ at {len(wrong)} of {len(digests)} positions, first at {wrong[0]}"
+    assert tokens == other_tokens
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ways_cross_section(model, real_model, monkeypatch):
+    path, plain = real_model(model), Way("avx2" if able("avx2") else "scalar")
+    expected = answer(path, plain, EDGES, monkeypatch)
+    assert len(expected[0]) == len(EDGES) + N_GREEDY - 1
+    assert len(set(expected[0].values())) == len(expected[0])
+    ways = [Way(plain.tier, 1, 64, True), Way(plain.tier, 3, 7, True), Way(plain.tier, 5, 1, False)]
+    ways += [Way(tier, 2, 64, True) for tier in other_tiers()]
+    for way in ways:
+        check(expected, answer(path, way, EDGES, monkeypatch), way)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_scalar_beginning(model, real_model, monkeypatch):
+    if not able("avx2"):
+        pytest.skip("this CPU has the scalar tier only")
+    found = {tier: answer(real_model(model), Way(tier, 2, 3), range(5), monkeypatch, 5, 2) for tier in ("avx2", "scalar")}
+    check(found["avx2"], found["scalar"], "scalar")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS)
+def test_whole_grid(model, real_model, monkeypatch):
+    path, plain = real_model(model), Way("avx2" if able("avx2") else "scalar")
+    expected = answer(path, plain, EVERYWHERE, monkeypatch)
+    for tier, threads, chunk, batch in itertools.product(
+        [plain.tier, *other_tiers()], (1, 2, 3, 5), (1, 7, 64, N_PROMPT), (False, True)
+    ):
+        way = Way(tier, threads, chunk, batch)
+        if way != plain:
+            check(expected, answer(path, way, EVERYWHERE, monkeypatch), way)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS)
+def test_scalar_first_sixty(model, real_model, monkeypatch):
+    if not able("avx2"):
+        pytest.skip("this CPU has the scalar tier only")
+    path = real_model(model)
+    expected = answer(path, Way(), range(60), monkeypatch, 60, 3)
+    for way in (Way("scalar", 2, 60), Way("scalar", 1, 7, True)):
+        check(expected, answer(path, way, range(60), monkeypatch, 60, 3), way)
