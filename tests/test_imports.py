@@ -1,0 +1,132 @@
+"""The house: imports point down (DESIGN 3), and `import pyengine` stays light."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "pyengine"
+
+# What a module may import of pyengine; a folder's line holds for all its files, which may also import
+# each other. errors is open to everyone.
+ALLOWED = {
+    "__init__": set(),
+    "errors": set(),
+    "native": set(),
+    "machine": set(),
+    "cache": set(),
+    "sandbox": set(),
+    "mapped": {"native"},
+    "metadata": {"native", "mapped"},
+    "gguf": {"native", "mapped", "metadata"},
+    "quants": {"native"},
+    "sampling": {"native"},
+    "schedule": {"cache"},
+    "tokenizer": {"native"},
+    "chat": {"sandbox"},
+    "catalog": set(),
+    "arch": set(),
+    "plan": {"native", "quants", "arch"},
+    "engine": {"native", "cache", "schedule", "plan", "sampling", "gguf"},
+    "stream": {"engine", "tokenizer", "chat", "sampling"},
+    "llama": {"engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
+    "cli": {"llama", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
+}
+HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub")
+
+
+def unit(path):
+    """The line of ALLOWED that holds for a file."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports(path):
+    """(module, at the top of the file) of every import; pyengine's own as "pyengine.x"."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = ("pyengine", *path.relative_to(PACKAGE).parent.parts)
+    top = {id(n) for n in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            base = ".".join(package[: len(package) - node.level + 1])
+            names = [f"{base}.{node.module}"] if node.module else [f"{base}.{a.name}" for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "pyengine" else [node.module]
+        else:
+            continue
+        for name in names:
+            yield name, id(node) in top
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    own = unit(path)
+    assert own in ALLOWED, f"{own} has no line in ALLOWED: say what it may import"
+    for name, _ in imports(path):
+        parts = name.split(".")
+        if parts[0] != "pyengine":
+            continue
+        other = parts[1] if len(parts) > 1 else "__init__"
+        if other.startswith("__"):
+            other = "__init__"
+        if other == "_native":
+            assert own == "native", "native.py is the only importer of the C module"
+        else:
+            assert other in ALLOWED[own] | {own, "errors"}, f"{path.name} may not import {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_heavy_libraries_are_imported_in_functions(path):
+    for name, top in imports(path):
+        assert not (top and name.split(".")[0] in HEAVY) or path.name == "sandbox.py", f"{path.name} imports {name} at its top"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_are_of_a_size_to_be_read(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 520
+    assert ast.get_docstring(ast.parse(text)), f"{path.name} does not say what it is"
+    assert "TYPE_CHECKING" not in text
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "arch").glob("*.py")), ids=lambda p: p.name)
+def test_architectures_name_no_type_isa_or_layout(path):
+    words = ast.unparse(ast.parse(path.read_text(encoding="utf-8"))).lower()
+    for word in ("q4_", "q8_0", "avx", "neon", "page", "arena", "fuse"):
+        assert word not in words, f"{path.name} speaks of {word}"
+
+
+def test_import_is_light():
+    """import pyengine loads nothing heavy, not even the C module; naming Llama still loads no numpy or jinja2."""
+    code = (
+        "import sys, pyengine; a = set(sys.modules); pyengine.Llama; b = set(sys.modules)\n"
+        f"heavy = {HEAVY!r}\n"
+        "print([m for m in heavy if m in a], 'pyengine._native' in a, [m for m in heavy if m in b])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert out.stdout.strip() == "[] False []"
+
+
+def test_every_kernel_row_has_a_test_and_a_bench_line():
+    """Kernels enter with a row, a test and a bench line: both walk pe_rows(), so a row cannot miss them."""
+    assert "rows(" in (ROOT / "tests/kernels/test_mm.py").read_text()
+    assert "rows(" in (ROOT / "bench/kernels.py").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "csrc").glob("mm_*_*.c")), ids=lambda p: p.name)
+def test_no_conditional_compilation_in_kernel_bodies(path):
+    """One file per family and ISA: at most the guard around the whole file and the target pragmas."""
+    depth = 0
+    for line in path.read_text().splitlines():
+        if line.startswith("#if"):
+            depth += 1
+        elif line.startswith("#endif"):
+            depth -= 1
+        assert depth <= 2, f"{path.name}: {line}"
