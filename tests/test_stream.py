@@ -1,6 +1,7 @@
 """Stop strings, the engine thread, iterators."""
 import gc
 import os
+import signal
 import threading
 import time
 
@@ -135,6 +136,15 @@ def test_one_request_fails_alone(model):
         model.generate([5, 6], processors=[leaves], **ENDLESS)
     list(stream)
     assert stream.result.tokens == expected
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_ctrl_c_ends_the_request(model):
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            model.generate(["ab"] * 4, **ENDLESS)
+    assert idle(model)
 
 
 def test_streams_of_a_list(model):
