@@ -8,7 +8,8 @@ What its server does that a driver has to know (b11549):
   and n_probs may be the whole vocabulary.
 - They go missing when the sampled piece is not whole UTF-8 or ends the turn. So a request for the
   distribution of one position forces a plain piece through logit_bias; the raw logits do not notice.
-- The default flash attention and batch sizes stay: this is llama.cpp as people run it.
+- Flash attention and batch sizes are its defaults unless asked: this is llama.cpp as people run it. Its flash
+  attention adds up V in half precision; flash=False leaves only K and V rounded to half, as ours are.
 """
 
 import json
@@ -23,15 +24,18 @@ MISSING = -1e30  # llama.cpp writes the lowest float for a probability that unde
 class Oracle:
     """One model in llama.cpp's server. A context manager; the server's threads end with close()."""
 
-    def __init__(self, path, *, n_ctx=1024, n_threads=2, n_batch=None, n_parallel=1):
+    def __init__(self, path, *, n_ctx=1024, n_threads=2, n_batch=None, flash=None):
         import xllamacpp
 
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
-        params.n_ctx, params.n_parallel = n_ctx * n_parallel, n_parallel
+        params.n_ctx, params.n_parallel = n_ctx, 1
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = n_threads
         if n_batch:
             params.n_batch = params.n_ubatch = n_batch
+        if flash is not None:
+            kinds = xllamacpp.llama_flash_attn_type
+            params.flash_attn_type = (kinds.LLAMA_FLASH_ATTN_TYPE_DISABLED, kinds.LLAMA_FLASH_ATTN_TYPE_ENABLED)[flash]
         params.warmup = params.cache_prompt = params.fit_params = False
         params.cache_ram_mib = 0
         params.verbosity = -1
