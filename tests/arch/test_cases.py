@@ -1,0 +1,172 @@
+"""Users' cases about architectures (rope, defaults, per-layer values, types per tensor), on tiny files.
+
+Closeness to llama.cpp is test_tiny.py's; here frequencies, defaults and errors are checked by themselves.
+"""
+
+import math
+import random
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("gguf")
+
+import tiny_gguf  # noqa: E402
+from runner import Runner  # noqa: E402
+from tiny_gguf import Spec  # noqa: E402
+
+from pyengine import errors, plan  # noqa: E402
+from pyengine.arch import layers  # noqa: E402
+from pyengine.gguf import GGUF  # noqa: E402
+
+TOKENS = [random.Random(3).randrange(3, 300) for _ in range(101)]
+
+
+def logits(path, rows=(0, 1, 100)):
+    with Runner(path, n_ctx=256) as r:
+        return r.logits(TOKENS, rows, chunk=37)
+
+
+def graph(tmp_path, spec, **patches):
+    path = tiny_gguf.write(tmp_path / "x.gguf", spec, **patches)
+    with GGUF(path) as g:
+        return plan.compile(g, n_ctx=64).graph
+
+
+def plain(n_rot, base):
+    return np.array([base ** (-2 * i / n_rot) for i in range(n_rot // 2)])
+
+
+def tables(g):
+    return [n for n in g.nodes if n.op == "rope_table"]
+
+
+def test_case_81_rope_freqs_divide_the_frequencies(tmp_path):
+    """From position 1 on, and not only beyond the original context."""
+    spec = Spec(rope_freqs=True)
+    factors = tiny_gguf.weights(spec)["rope_freqs.weight"]
+    (table,) = tables(graph(tmp_path, spec))
+    want = plain(spec.d_head, 10000.0) / factors
+    np.testing.assert_allclose(table.attrs["frequencies"], want, rtol=1e-12)
+    a = logits(tiny_gguf.write(tmp_path / "a.gguf", spec))
+    b = logits(tiny_gguf.write(tmp_path / "b.gguf", spec, tensors={"rope_freqs.weight": np.ones_like(factors)}))
+    assert np.array_equal(a[0], b[0])               # position 0 is not turned
+    assert not np.array_equal(a[1], b[1])           # position 1 is
+    assert not np.allclose(a[2], b[2], atol=1e-3)
+
+
+def test_case_81_bad_factors_are_refused(tmp_path):
+    spec = Spec(rope_freqs=True)
+    for bad in (0.0, -1.0, math.nan, math.inf):
+        factors = tiny_gguf.weights(spec)["rope_freqs.weight"].copy()
+        factors[1] = bad
+        with pytest.raises(errors.GGUFError, match="rope_freqs.weight"):
+            graph(tmp_path, spec, tensors={"rope_freqs.weight": factors})
+
+
+@pytest.mark.parametrize("scaling, divisor", [("none", 1), ("linear", 4), ("old", 4)])
+def test_case_83_linear_scaling(tmp_path, scaling, divisor):
+    (table,) = tables(graph(tmp_path, Spec(rope_scaling=scaling, rope_factor=4.0)))
+    np.testing.assert_allclose(table.attrs["frequencies"], plain(16, 10000.0) / divisor, rtol=1e-12)
+    assert table.attrs["mscale"] == 1.0
+
+
+def test_case_83_yarn_follows_the_paper(tmp_path):
+    """Interpolated by parts between the pairs that turn 32 times and once in the original context, magnitude
+    1 + 0.1 ln s; written out here in plain floats."""
+    spec = Spec(rope_scaling="yarn", rope_factor=4.0, rope_orig_ctx=512, head_dim=64, rope_base=10000.0)
+    (table,) = tables(graph(tmp_path, spec))
+    n, s, base, ctx = 64, 4.0, 10000.0, 512
+
+    def pair(rotations):
+        return n * math.log(ctx / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(0, math.floor(pair(32))), min(n - 1, math.ceil(pair(1)))
+    assert low < high
+    for i, got in enumerate(table.attrs["frequencies"]):
+        f = base ** (-2 * i / n)
+        keep = 1 - min(1, max(0, (i - low) / (high - low)))
+        assert math.isclose(got, f * keep + f / s * (1 - keep), rel_tol=1e-12), i
+    assert math.isclose(table.attrs["mscale"], 1 + 0.1 * math.log(s), rel_tol=1e-12)
+
+
+def test_case_83_positions_0_1_100_differ_as_the_scaling_says(tmp_path):
+    got = {}
+    for scaling in ("none", "linear", "yarn"):
+        got[scaling] = logits(tiny_gguf.write(tmp_path / f"{scaling}.gguf", Spec(rope_scaling=scaling)))
+    assert np.array_equal(got["none"][0], got["linear"][0])     # position 0: only yarn's magnitude shows
+    assert not np.array_equal(got["none"][1], got["linear"][1])
+    assert not np.allclose(got["none"][2], got["yarn"][2], atol=1e-3)
+    assert not np.allclose(got["linear"][2], got["yarn"][2], atol=1e-3)
+
+
+def test_case_84_gemma3_defaults(tmp_path):
+    """No freq_base_swa and no pattern in the file: local layers turn with base 10,000, every sixth is global."""
+    g = graph(tmp_path, Spec(arch="gemma3", rope_base=1e6, n_layer=12, window=8))
+    local, glob = tables(g)
+    np.testing.assert_allclose(local.attrs["frequencies"], plain(16, 1e4), rtol=1e-12)
+    np.testing.assert_allclose(glob.attrs["frequencies"], plain(16, 1e6), rtol=1e-12)
+    windows = [n.attrs["window"] for n in g.nodes if n.op == "attention"]
+    assert windows == [8, 8, 8, 8, 8, 0] * 2
+    used = [n.inputs[1] for n in g.nodes if n.op == "rope"]
+    assert [t is glob for t in used] == [w == 0 for w in windows for _ in "qk"]
+
+
+def test_case_87_llama_turns_neighbours_gemma_turns_halves(tmp_path):
+    kinds = {arch: {n.attrs["kind"] for n in graph(tmp_path, Spec(arch=arch)).nodes if n.op == "rope"} for arch in ("llama", "gemma3")}
+    assert kinds == {"llama": {"adjacent"}, "gemma3": {"halves"}}
+
+
+def test_case_91_per_layer_values(tmp_path):
+    """A number and an array of equal numbers are the same model; an array one too long names its key."""
+    one = logits(tiny_gguf.write(tmp_path / "one.gguf", Spec(n_head_kv=(2,), n_ff=(96,))))
+    many = logits(tiny_gguf.write(tmp_path / "many.gguf", Spec(n_head_kv=(2, 2), n_ff=(96, 96))))
+    assert np.array_equal(one, many)
+    uneven = Spec(n_head_kv=(1, 4), n_ff=(64, 160))
+    assert np.isfinite(logits(tiny_gguf.write(tmp_path / "uneven.gguf", uneven))).all()
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        with pytest.raises(errors.GGUFError, match=f"llama.{key}"):
+            graph(tmp_path, Spec(), keys={f"llama.{key}": [4, 4, 4]})
+
+
+def test_case_93_types_are_read_per_tensor(tmp_path):
+    """v of one layer differs from the next layer's, and general.file_type says something else altogether."""
+    types = (("blk.0.attn_v.weight", "Q8_0"), ("blk.1.attn_v.weight", "Q5_0"), ("ffn_down.weight", "F16"))
+    spec = Spec(weight_type="Q4_1", types=types)
+    a = logits(tiny_gguf.write(tmp_path / "a.gguf", spec))
+    b = logits(tiny_gguf.write(tmp_path / "b.gguf", spec, keys={"general.file_type": 15}))
+    assert np.array_equal(a, b) and np.isfinite(a).all()
+
+
+@pytest.mark.parametrize("weight_type", ["F16", "BF16"])
+def test_case_95_sixteen_bit_weights_and_norms(tmp_path, weight_type):
+    """Norms stored in 16 bits are the norms of the same values in 32: the same bits."""
+    spec = Spec(weight_type=weight_type)
+    norms = {n: w for n, w in tiny_gguf.weights(spec).items() if "_norm" in n}
+    assert norms
+    cut = {}
+    for name, w in norms.items():
+        bits = w.astype(np.float32).view(np.uint32) & 0xFFFF0000       # exact in BF16
+        cut[name] = bits.view(np.float32).astype(np.float16).astype(np.float32)     # and in F16
+    wide = logits(tiny_gguf.write(tmp_path / "wide.gguf", spec, tensors=cut))
+    narrow = {n: w.astype(np.float16) for n, w in cut.items()}
+    half = logits(tiny_gguf.write(tmp_path / "half.gguf", spec, tensors=narrow))
+    assert np.array_equal(wide, half)
+
+
+def test_case_111_unknown_architecture(tmp_path):
+    for name, what in (("zzz", "gemma3, llama"), ("clip", "vision"), ("t5", "encoder-decoder"), ("x" * 5000, "not supported")):
+        with pytest.raises(errors.UnsupportedError, match=what) as e:
+            graph(tmp_path, Spec(), keys={"general.architecture": name})
+        assert len(str(e.value)) < 600
+
+
+def test_frequencies_do_not_come_from_libm():
+    """Decimal to 40 digits, rounded once: the nearest double for every pair of a usual head."""
+    from decimal import Decimal, getcontext
+
+    getcontext().prec = 60
+    got, _ = layers.rope_frequencies(128, 500000.0)
+    for i, f in enumerate(got):
+        exact = (Decimal(-2 * i) / 128 * Decimal(500000).ln()).exp()
+        assert f == float(exact)
