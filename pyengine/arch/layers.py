@@ -50,7 +50,7 @@ def hyper(gguf, arch) -> Hyper:
     at = f"{arch}."
     n_layer = gguf.get_int(at + "block_count", lo=1, hi=1024)
     n_embd = gguf.get_int(at + "embedding_length", lo=1, hi=1 << 20)
-    n_ctx_train = gguf.get_int(at + "context_length", lo=1, hi=(1 << 31) - 1)
+    n_ctx_train = gguf.get_int(at + "context_length", lo=1, hi=(1 << 32) - 1)
     n_head = per_layer(gguf, at + "attention.head_count", n_layer, lo=1, hi=65536)
     n_kv = per_layer(gguf, at + "attention.head_count_kv", n_layer, lo=1, hi=65536, default=n_head)
     n_ff = per_layer(gguf, at + "feed_forward_length", n_layer, lo=1, hi=1 << 24)
@@ -119,10 +119,10 @@ def rope_scaling(gguf, at) -> RopeScaling:
         return RopeScaling()
     if kind == "linear":
         return RopeScaling("linear", factor)
-    n_ctx = gguf.get_int(at + "context_length", lo=1, hi=(1 << 31) - 1)
+    n_ctx = gguf.get_int(at + "context_length", lo=1, hi=(1 << 32) - 1)
     return RopeScaling(
         "yarn", factor,
-        gguf.get_int(at + "rope.scaling.original_context_length", default=n_ctx, lo=1, hi=(1 << 31) - 1),
+        gguf.get_int(at + "rope.scaling.original_context_length", default=n_ctx, lo=1, hi=(1 << 32) - 1),
         positive(gguf, at + "rope.scaling.attn_factor", 1.0),
         positive(gguf, at + "rope.scaling.yarn_beta_fast", 32.0),
         positive(gguf, at + "rope.scaling.yarn_beta_slow", 1.0),

@@ -1,0 +1,205 @@
+"""Hyper-parameters with one thing wrong: refused by name, in no time, with no memory to speak of.
+
+Rows 49 to 58 of the fault list: counts, head sizes, rope, scaling, context, experts, widths, window, softcap.
+Each file is a tiny model with one key patched. It goes through plan.compile, which is what Llama opens first;
+some go through Llama as well. What is allowed at the same edge is tested beside it.
+"""
+
+import math
+import resource
+import time
+
+import pytest
+
+pytest.importorskip("gguf")
+
+import tiny_gguf  # noqa: E402
+from pyengine import plan  # noqa: E402
+from pyengine.errors import GGUFError, UnsupportedError  # noqa: E402
+from pyengine.gguf import GGUF  # noqa: E402
+from tiny_gguf import Spec, Typed  # noqa: E402
+
+NAN, INF = math.nan, math.inf
+LLAMA, GEMMA = Spec(), Spec(arch="gemma3", n_layer=2)
+
+
+def u32(value):
+    return Typed("UINT32", value)
+
+
+def heads(values):
+    return Typed("ARRAY", list(values), "INT32")
+
+
+# row, spec, key (after the architecture), values that are refused
+REFUSED = [
+    (49, LLAMA, "block_count", [0, 513, u32(2**31), u32(2**32 - 1), Typed("INT32", -1), Typed("UINT64", 2**63)]),
+    (49, GEMMA, "block_count", [0, 1025]),
+    (50, LLAMA, "attention.head_count", [0, heads([0, 4])]),
+    (50, LLAMA, "attention.head_count_kv", [0, heads([2, 0])]),
+    (51, LLAMA, "attention.head_count", [3, 33, 64, u32(2**31), heads([4]), heads([4] * 600), heads([4, -4])]),
+    (51, LLAMA, "attention.head_count_kv", [3, 8, u32(2**32 - 1), heads([2]), heads([2] * 600), heads([2, 3])]),
+    (51, LLAMA, "attention.key_length", [0, 17, u32(2**31)]),
+    (51, LLAMA, "attention.value_length", [0, 17, u32(2**31)]),
+    (52, LLAMA, "rope.dimension_count", [7, 0, 18, u32(2**31)]),
+    (53, LLAMA, "rope.freq_base", [0.0, -1.0, NAN, INF, -INF]),
+    (53, GEMMA, "rope.freq_base_swa", [0.0, -1.0, NAN, INF]),
+    (53, LLAMA, "rope.scaling.factor", [NAN, INF, -2.0]),
+    (53, LLAMA, "rope.scale_linear", [NAN, INF, -2.0, 0.0]),
+    (54, LLAMA, "rope.scaling.type", ["zzz", "", Typed("UINT32", 1)]),
+    (55, LLAMA, "context_length", [0, Typed("INT32", -1)]),
+    (56, LLAMA, "expert_count", [2000, 8]),
+    (57, LLAMA, "embedding_length", [0, 1, u32(2**31)]),
+    (57, LLAMA, "feed_forward_length", [0, 1, u32(2**31), heads([96]), heads([96, 0])]),
+    (58, GEMMA, "attention.sliding_window", [0, Typed("INT32", -8)]),
+    (58, GEMMA, "attention.sliding_window_pattern", [0, Typed("INT32", -1)]),
+    (58, GEMMA, "final_logit_softcapping", [NAN, INF, -30.0]),
+    (58, LLAMA, "attention.layer_norm_rms_epsilon", [NAN, INF, -1e-5, "small"]),
+]
+CASES = [(row, spec, key, value) for row, spec, key, values in REFUSED for value in values]
+
+
+def case_name(case):
+    row, spec, key, value = case
+    value = value.value if isinstance(value, Typed) else value
+    shown = f"{len(value)} values" if isinstance(value, list) and len(value) > 4 else value
+    return f"{row} {spec.arch}.{key}={shown}"
+
+
+def write(tmp_path, spec, keys, name="faulty.gguf"):
+    return tiny_gguf.write(tmp_path / name, spec, keys={f"{spec.arch}.{key}": value for key, value in keys.items()})
+
+
+def compile_file(path, **options):
+    with GGUF(path) as gguf:
+        program = plan.compile(gguf, n_ctx=128, **options)
+        program.close()
+        return program
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_refused_by_name(tmp_path, case):
+    _, spec, key, value = case
+    path = write(tmp_path, spec, {key: value})
+    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises((GGUFError, UnsupportedError)) as caught:
+        compile_file(path)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert time.process_time() - start < 5  # a loop over 2^31 of anything takes longer
+    assert grown < 64 << 10  # in KB
+    text = str(caught.value)
+    named = (f"{spec.arch}.{key}", *CONSEQUENCE.get((key, caught.type), ()))
+    assert any(name in text for name in named), text
+    assert "expected" in text or "supported" in text or "takes" in text, text
+
+
+# Where a key is plausible in itself, what is named is the tensor that does not fit it.
+CONSEQUENCE = {
+    ("block_count", GGUFError): ("blk.2.",),
+    ("attention.head_count", GGUFError): ("attn_q.weight", "attention.head_count_kv", "rope.dimension_count"),
+    ("attention.head_count_kv", GGUFError): ("attn_k.weight",),
+    ("attention.key_length", GGUFError): ("attn_q.weight", "rope.dimension_count"),
+    ("attention.value_length", GGUFError): ("attn_v.weight", "attn_output.weight"),
+    ("embedding_length", GGUFError): ("token_embd.weight", "attention.head_count"),
+    ("feed_forward_length", GGUFError): ("ffn_gate.weight",),
+}
+
+ALLOWED = [
+    (LLAMA, {"context_length": u32(2**32 - 1)}),  # what the cache takes follows from n_ctx, not from the file
+    (LLAMA, {"context_length": 1}),
+    (LLAMA, {"attention.head_count_kv": heads([2, 2]), "feed_forward_length": heads([96, 96])}),
+    (LLAMA, {"rope.dimension_count": 8}),  # part of a head may turn
+    (LLAMA, {"rope.scaling.factor": 0.0, "rope.scaling.type": "linear"}),  # files write 0 for "not set"
+    (LLAMA, {"expert_count": 0, "expert_used_count": 0}),
+    (LLAMA, {"attention.layer_norm_rms_epsilon": 0.0}),
+    (GEMMA, {"attention.sliding_window": 100000}),  # wider than the context: every layer sees all of it
+    (GEMMA, {"final_logit_softcapping": 30.0}),
+    (GEMMA, {"final_logit_softcapping": 0.0}),  # none
+]
+
+
+@pytest.mark.parametrize("number", range(len(ALLOWED)))
+def test_allowed_at_the_same_edge(tmp_path, number):
+    from runner import Runner
+
+    np = pytest.importorskip("numpy")
+    spec, keys = ALLOWED[number]
+    with Runner(write(tmp_path, spec, keys), n_ctx=128) as runner:
+        row = runner.logits(list(range(3, 43)))[0]
+    assert np.isfinite(row).all() and row.std() > 1
+
+
+def test_context_length_reserves_nothing(tmp_path):
+    small = compile_file(write(tmp_path, LLAMA, {"context_length": 2048}, "small.gguf"))
+    large = compile_file(write(tmp_path, LLAMA, {"context_length": u32(2**32 - 1)}, "large.gguf"))
+    assert small.arena_bytes == large.arena_bytes
+    assert [g.page_bytes for g in small.groups] == [g.page_bytes for g in large.groups]
+
+
+@pytest.mark.parametrize("spec", [LLAMA, GEMMA], ids=lambda spec: spec.arch)
+@pytest.mark.parametrize("key", ["block_count", "embedding_length", "context_length", "attention.head_count",
+                                 "feed_forward_length", "attention.layer_norm_rms_epsilon"])  # fmt: skip
+def test_missing_key_is_named(tmp_path, spec, key):
+    path = write(tmp_path, spec, {key: None})
+    with pytest.raises(GGUFError, match=f"{spec.arch}.{key}"):
+        compile_file(path)
+
+
+def test_missing_window_is_named(tmp_path):
+    with pytest.raises(GGUFError, match="gemma3.attention.sliding_window"):
+        compile_file(write(tmp_path, GEMMA, {"attention.sliding_window": None}))
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "blk.1.ffn_down.weight", "output_norm.weight", "token_embd.weight"])
+def test_missing_tensor_is_named(tmp_path, name):
+    path = tiny_gguf.write(tmp_path / "faulty.gguf", LLAMA, tensors={name: None})
+    with pytest.raises(GGUFError, match=name):
+        compile_file(path)
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "blk.1.attn_norm.weight", "rope_freqs.weight", "output.weight"])
+def test_wrong_shape_is_named(tmp_path, name):
+    spec = Spec(rope_freqs=True)
+    wrong = tiny_gguf.weights(spec)[name]
+    wrong = wrong[:-2] if wrong.ndim == 1 else wrong[:-2, :]
+    path = tiny_gguf.write(tmp_path / "faulty.gguf", spec, tensors={name: wrong})
+    with pytest.raises(GGUFError, match=name):
+        compile_file(path)
+
+
+def test_unused_tensor_is_named(tmp_path):
+    """A bias that the graph would leave out is not left out in silence."""
+    np = pytest.importorskip("numpy")
+    path = tiny_gguf.write(tmp_path / "faulty.gguf", LLAMA, tensors={"blk.0.attn_gate.weight": np.ones((4, 64), np.float32)})
+    with pytest.raises(GGUFError, match="blk.0.attn_gate.weight"):
+        compile_file(path)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, NAN, INF])
+def test_rope_factors_must_be_positive(tmp_path, value):
+    np = pytest.importorskip("numpy")
+    spec = Spec(rope_freqs=True)
+    factors = np.ones(spec.d_head // 2, np.float32)
+    factors[3] = value
+    path = tiny_gguf.write(tmp_path / "faulty.gguf", spec, tensors={"rope_freqs.weight": factors})
+    with pytest.raises(GGUFError, match="rope_freqs.weight"):
+        compile_file(path)
+
+
+@pytest.mark.parametrize("key,value", [("block_count", 0), ("attention.head_count", 0), ("rope.freq_base", NAN),
+                                       ("rope.scaling.type", "zzz"), ("context_length", 0)])  # fmt: skip
+def test_llama_refuses_as_well(tmp_path, key, value):
+    import pyengine
+
+    path = write(tmp_path, LLAMA, {key: value})
+    with pytest.raises((GGUFError, UnsupportedError), match=f"llama.{key}"):
+        pyengine.Llama(str(path), n_ctx=128)
+
+
+def test_huge_context_is_cut_to_memory_and_said(tmp_path):
+    import pyengine
+
+    path = write(tmp_path, LLAMA, {"context_length": u32(2**32 - 1)})
+    with pytest.warns(UserWarning, match="4294967295"), pyengine.Llama(str(path)) as llama:
+        assert 0 < llama.n_ctx < 2**31
+        assert llama.generate([1, 280, 270], max_tokens=3, temperature=0).usage["completion_tokens"] == 3
