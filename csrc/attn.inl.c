@@ -6,14 +6,14 @@
  * goes through its chunks in order; scores of one chunk lie in scratch. In a tile, K is
  * read strip by strip (16 positions x dk) and V column block by column block (positions
  * x 16 columns); each is made float once and used by all rows, BLOCK rows by sixteen
- * lanes in registers. Up to BLOCK rows in all (decode), K and V are used as they lie.
+ * lanes in registers. Up to DIRECT rows in all (decode), K and V are used as they lie.
  *
  * What a row sees is a range [lo, hi) of each chunk; both bounds rise with the row, so
  * a block of rows shares [lo of its last, hi of its first) and has ragged ends, which
  * go row by row. Positions outside are computed at most, and never added. */
 
 enum { TILE = 96, BLOCK = 6, P_STRIDE = PE_CHUNK + 16 };   /* + 16: rows not a multiple of 1 KB apart */
-enum { DIRECT_DV = 1024 };                 /* wider heads take the tile's way */
+enum { DIRECT = 2 * BLOCK, DIRECT_DV = 1024 };             /* more rows or wider heads take the tile's way */
 
 typedef struct {
   float p[TILE][P_STRIDE];                  /* scores, then exp(s - m), of the chunk */
@@ -29,10 +29,17 @@ typedef struct {
   union {
     float k[PE_MAX_DK][16];
     float v[PE_CHUNK][16];
-    float o1[BLOCK][DIRECT_DV];             /* a block's o in this chunk */
+    float o1[DIRECT][DIRECT_DV];            /* all o in this chunk */
   } u;
 } attn_tile;
 _Static_assert(sizeof(attn_tile) <= PE_SCRATCH, "scratch");
+
+/* Accumulators stay in registers only if the loops over them are unrolled early. */
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 6")
+#endif
 
 /* Scores of R rows and T strips of f16 or float K: lanes are positions, dimensions in order. */
 typedef void qk_fn(float *p, const float *const *q, const void *k, int64_t dk, float scale);
@@ -41,19 +48,19 @@ typedef void qk_fn(float *p, const float *const *q, const void *k, int64_t dk, f
     const TYPE *k = (const TYPE *)k_;                                                           \
     const float *qr[R];                                                                         \
     v16 acc[R][T];                                                                              \
-    for (int r = 0; r < R; r++) qr[r] = q[r];                                                   \
-    for (int r = 0; r < R; r++)                                                                 \
-      for (int t = 0; t < T; t++) acc[r][t] = v16_set(0.0f);                                    \
+    UNROLL for (int r = 0; r < R; r++) qr[r] = q[r];                                                   \
+    UNROLL for (int r = 0; r < R; r++)                                                                 \
+      UNROLL for (int t = 0; t < T; t++) acc[r][t] = v16_set(0.0f);                                    \
     for (int64_t d = 0; d < dk; d++) {                                                          \
       v16 kd[T];                                                                                \
-      for (int t = 0; t < T; t++) kd[t] = LOAD(k + (t * dk + d) * 16);                          \
-      for (int r = 0; r < R; r++) {                                                             \
+      UNROLL for (int t = 0; t < T; t++) kd[t] = LOAD(k + (t * dk + d) * 16);                          \
+      UNROLL for (int r = 0; r < R; r++) {                                                             \
         v16 b = v16_set(qr[r][d]);                                                              \
-        for (int t = 0; t < T; t++) acc[r][t] = v16_fma(b, kd[t], acc[r][t]);                   \
+        UNROLL for (int t = 0; t < T; t++) acc[r][t] = v16_fma(b, kd[t], acc[r][t]);                   \
       }                                                                                         \
     }                                                                                           \
-    for (int r = 0; r < R; r++)                                                                 \
-      for (int t = 0; t < T; t++) v16_store(p + r * P_STRIDE + 16 * t, v16_mul(acc[r][t], v16_set(scale))); \
+    UNROLL for (int r = 0; r < R; r++)                                                                 \
+      UNROLL for (int t = 0; t < T; t++) v16_store(p + r * P_STRIDE + 16 * t, v16_mul(acc[r][t], v16_set(scale))); \
   }
 #define QK_F32(R) QK(qk_f32_##R, R, 1, float, v16_load)
 #define QK_F16(R, T) QK(qk_f16_##R, R, T, uint16_t, v16_load_f16)
@@ -69,18 +76,18 @@ typedef void pv_fn(float *o, int64_t o_stride, const float *p, const void *v, in
   static void NAME(float *o, int64_t o_stride, const float *p, const void *v_, int64_t v_stride, int64_t n) { \
     const TYPE *v = (const TYPE *)v_;                                                           \
     v16 acc[R][C];                                                                              \
-    for (int r = 0; r < R; r++)                                                                 \
-      for (int c = 0; c < C; c++) acc[r][c] = v16_load(o + r * o_stride + 16 * c);              \
+    UNROLL for (int r = 0; r < R; r++)                                                                 \
+      UNROLL for (int c = 0; c < C; c++) acc[r][c] = v16_load(o + r * o_stride + 16 * c);              \
     for (int64_t i = 0; i < n; i++) {                                                           \
       v16 vi[C];                                                                                \
-      for (int c = 0; c < C; c++) vi[c] = LOAD(v + i * v_stride + 16 * c);                      \
-      for (int r = 0; r < R; r++) {                                                             \
+      UNROLL for (int c = 0; c < C; c++) vi[c] = LOAD(v + i * v_stride + 16 * c);                      \
+      UNROLL for (int r = 0; r < R; r++) {                                                             \
         v16 b = v16_set(p[r * P_STRIDE + i]);                                                   \
-        for (int c = 0; c < C; c++) acc[r][c] = v16_fma(b, vi[c], acc[r][c]);                   \
+        UNROLL for (int c = 0; c < C; c++) acc[r][c] = v16_fma(b, vi[c], acc[r][c]);                   \
       }                                                                                         \
     }                                                                                           \
-    for (int r = 0; r < R; r++)                                                                 \
-      for (int c = 0; c < C; c++) v16_store(o + r * o_stride + 16 * c, acc[r][c]);              \
+    UNROLL for (int r = 0; r < R; r++)                                                                 \
+      UNROLL for (int c = 0; c < C; c++) v16_store(o + r * o_stride + 16 * c, acc[r][c]);              \
   }
 #define PV_F32(R) PV(pv_f32_##R, R, 1, float, v16_load)
 #define PV_F16(R, C) PV(pv_f16_##R##_##C, R, C, uint16_t, v16_load_f16)
@@ -103,14 +110,23 @@ static inline const uint16_t *k_strip(const pe_attn *a, int64_t pos) {      /* f
 static inline const uint16_t *v_row(const pe_attn *a, int64_t pos) {        /* f16 [dv], rows of the page follow */
   return (const uint16_t *)(page_of(a, pos) + a->v_off) + pos % PE_PAGE * a->dv;
 }
+static inline int least(int a, int b) { return a < b ? a : b; }
+static inline int most(int a, int b) { return a > b ? a : b; }
+static inline int direct_block(int n) { return n <= BLOCK ? n : (n + 1) / 2; }         /* 8 rows are 4 and 4, not 6 and 2 */
 static inline int rows_of_block(int n, int b) { return n - b < BLOCK ? n - b : BLOCK; }
 
 /* Scores of the chunk from `base` for all rows that see some of a strip. */
 static void attn_scores(const pe_attn *a, attn_tile *t, int n, int64_t base) {
   int lo = t->lo[0] & ~15, hi = t->hi[n - 1];
-  if (n <= BLOCK) {
-    int step = 16 * qk_f16_strips[n - 1];                       /* divides a page */
-    for (int s = lo / step * step; s < hi; s += step) qk_f16[n - 1](&t->p[0][s], t->q, k_strip(a, base + s), a->dk, a->scale);
+  if (n <= DIRECT) {
+    int half = direct_block(n);
+    for (int s = lo, end; s < hi; s = end) {
+      end = least((s / PE_PAGE + 1) * PE_PAGE, hi);
+      for (int b = 0; b < n; b += half) {
+        int m = least(half, n - b), step = 16 * qk_f16_strips[m - 1];     /* divides a page */
+        for (int i = s / step * step; i < end; i += step) qk_f16[m - 1](&t->p[b][i], t->q + b, k_strip(a, base + i), a->dk, a->scale);
+      }
+    }
     return;
   }
   for (int s = lo; s < hi; s += 16) {
@@ -123,24 +139,23 @@ static void attn_scores(const pe_attn *a, attn_tile *t, int n, int64_t base) {
   }
 }
 
-/* Softcap, maximum, exp, sum of one row's chunk, in place. */
+/* Softcap, maximum, exp, sum of one row's chunk, in place. Only strips at the ends of
+ * what the row sees are masked. With a NaN among the scores m may not be the greatest,
+ * and exp_below may give anything, but l is NaN, and so is the row. */
 static void attn_softmax(attn_tile *t, int r, float softcap) {
   const v16 none = v16_set(-__builtin_inff()), zero = v16_set(0.0f), cap = v16_set(softcap);
-  int lo = t->lo[r], hi = t->hi[r];
+  int lo = t->lo[r], hi = t->hi[r], first = lo & ~15, full = hi & ~15;
   float *p = t->p[r];
+  if (softcap > 0)
+    for (int s = first; s < hi; s += 16) v16_store(p + s, v16_mul(cap, v16_tanh(v16_div(v16_load(p + s), cap))));
+  if (lo > first) v16_store(p + first, v16_select(v16_range(lo - first, 16), v16_load(p + first), none));
+  if (hi > full) v16_store(p + full, v16_select(v16_range(0, hi - full), v16_load(p + full), none));
   v16 m = none, l = zero;
-  for (int s = lo & ~15; s < hi; s += 16) {
-    v16 x = v16_load(p + s);
-    if (softcap > 0) {
-      x = v16_mul(cap, v16_tanh(v16_div(x, cap)));
-      v16_store(p + s, x);
-    }
-    m = v16_max(m, v16_select(v16_range(lo - s, hi - s), x, none));
-  }
+  for (int s = first; s < hi; s += 16) m = v16_max(m, v16_load(p + s));
   t->m1[r] = v16_hmax(m);
   m = v16_set(t->m1[r]);
-  for (int s = lo & ~15; s < hi; s += 16) {
-    v16 e = v16_select(v16_range(lo - s, hi - s), v16_exp(v16_sub(v16_load(p + s), m)), zero);
+  for (int s = first; s < hi; s += 16) {
+    v16 e = exp_below(v16_sub(v16_load(p + s), m));             /* +0 where masked */
     v16_store(p + s, e);
     l = v16_add(l, e);
   }
@@ -169,9 +184,6 @@ static inline void merge_columns(attn_tile *t, int r, int64_t column, const floa
   else
     v16_store_n(o, x, w);
 }
-
-static inline int least(int a, int b) { return a < b ? a : b; }
-static inline int most(int a, int b) { return a > b ? a : b; }
 
 /* Rows b..b+m over positions [from, to) of the chunk, in order for each row: what only
  * the earlier rows see, what all see, what only the later rows see. v is at `from`. */
@@ -213,17 +225,20 @@ static void attn_values(const pe_attn *a, attn_tile *t, int n, int64_t base) {
   }
 }
 
-/* V as it lies, page by page, for one block of rows; dv is a multiple of 16. */
+/* V as it lies, page by page, for up to DIRECT rows; dv is a multiple of 16. */
 static void attn_values_direct(const pe_attn *a, attn_tile *t, int n, int64_t base) {
-  int lo = t->lo[0], hi = t->hi[n - 1], wide = pv_f16_wide[n - 1].columns;
+  int lo = t->lo[0], hi = t->hi[n - 1], half = direct_block(n);
   for (int r = 0; r < n; r++) memset(t->u.o1[r], 0, (size_t)a->dv * 4);
   for (int s = lo, end; s < hi; s = end) {
     end = least((s / PE_PAGE + 1) * PE_PAGE, hi);
     const uint16_t *v = v_row(a, base + s);
-    int64_t j = 0;
-    for (; j + wide <= a->dv; j += wide)
-      pv_rows(t, 0, n, t->u.o1[0] + j, DIRECT_DV, v + j, a->dv, 2, s, end, pv_f16_wide[n - 1].many, pv_f16_wide[n - 1].one);
-    for (; j < a->dv; j += 16) pv_rows(t, 0, n, t->u.o1[0] + j, DIRECT_DV, v + j, a->dv, 2, s, end, pv_f16[n - 1], pv_f16_1_1);
+    for (int b = 0; b < n; b += half) {
+      int m = least(half, n - b), wide = pv_f16_wide[m - 1].columns;
+      int64_t j = 0;
+      for (; j + wide <= a->dv; j += wide)
+        pv_rows(t, b, m, t->u.o1[b] + j, DIRECT_DV, v + j, a->dv, 2, s, end, pv_f16_wide[m - 1].many, pv_f16_wide[m - 1].one);
+      for (; j < a->dv; j += 16) pv_rows(t, b, m, t->u.o1[b] + j, DIRECT_DV, v + j, a->dv, 2, s, end, pv_f16[m - 1], pv_f16_1_1);
+    }
   }
   for (int r = 0; r < n; r++)
     if (t->lo[r] < t->hi[r])
@@ -245,7 +260,7 @@ static void attn_chunk(const pe_attn *a, attn_tile *t, int n, int64_t base) {
     v16_store(t->e0 + r, e0);
     v16_store(t->e1 + r, e1);
   }
-  if (n <= BLOCK && a->dv % 16 == 0 && a->dv <= DIRECT_DV)
+  if (n <= DIRECT && a->dv % 16 == 0 && a->dv <= DIRECT_DV)
     attn_values_direct(a, t, n, base);
   else
     attn_values(a, t, n, base);

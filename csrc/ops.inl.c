@@ -28,6 +28,7 @@ static inline v16 exp_core(v16 x, v16 *k2) {
 }
 
 #define EXP_MIN -0x1.5d58ap+6f   /* exp of this and less is below 2^-126: +0 */
+#define EXP_LAST -0x1.5d589ep+6f /* the next float: its exp is the least that is kept */
 #define EXP_MAX 0x1.62e42ep+6f   /* exp of more overflows */
 
 static inline v16 v16_exp(v16 x) {
@@ -36,6 +37,14 @@ static inline v16 v16_exp(v16 x) {
   y = v16_select(v16_lt(v16_set(EXP_MAX), x), v16_set(__builtin_inff()), y);
   y = v16_select(v16_lt(v16_set(EXP_MIN), x), y, v16_set(0.0f));
   return v16_select(v16_nan(x), x, y);
+}
+
+/* The same bits for x <= 0 (and NaN for NaN), with one selection instead of three: no
+ * overflow to catch, and 2^k is a factor, which lets NaN through. Garbage above 0. */
+static inline v16 exp_below(v16 x) {
+  v16 k2, p = exp_core(x, &k2);
+  v16 scale = v16_from_bits(v16i_add(v16i_shl23(v16_bits(k2)), v16i_set(0x3f800000)));
+  return v16_select(v16_lt(x, v16_set(EXP_LAST)), v16_set(0.0f), v16_mul(p, scale));
 }
 
 /* x = 2^e * m with m in [sqrt(1/2), sqrt(2)); log1p by a polynomial, error 2^-30. */
@@ -85,16 +94,14 @@ static inline v16 v16_tanh(v16 x) {
  * (down to x = -92), so from x < -80 on, where 1 no longer counts, the divisor is
  * exp(-x)*2^-96 and the quotient is scaled back. -0 below -150; NaN at -inf. */
 static inline v16 v16_silu(v16 x) {
-  const v16 one = v16_set(1.0f);
-  v16 y = v16_sub(v16_set(0.0f), x), k2, p = exp_core(y, &k2);
-  v16i far = v16_lt(v16_set(80.0f), y);
-  v16i k = v16i_shl23(v16i_sub(v16_bits(k2), v16i_and(far, v16i_set(96))));
-  v16 e = v16_from_bits(v16i_add(v16_bits(p), k));
-  e = v16_select(v16_lt(y, v16_set(-87.0f)), v16_set(0.0f), e);         /* 1 + e is 1 long before */
-  v16 q = v16_div(x, v16_select(far, e, v16_add(one, e)));
-  q = v16_mul(q, v16_select(far, v16_set(0x1p-96f), one));
-  q = v16_select(v16_lt(v16_set(150.0f), y), v16_mul(x, v16_set(0.0f)), q);
-  return v16_select(v16_nan(x), x, q);
+  v16 y = v16_sub(v16_set(0.0f), x), k2;
+  v16 p = exp_core(v16_max(v16_set(-87.0f), y), &k2);                   /* below, 1 + e is 1 anyway */
+  v16i far = v16_lt(v16_set(80.0f), y), one = v16i_set(0x3f800000);
+  v16i shift = v16i_and(far, v16i_set(96 << 23));
+  v16 e = v16_from_bits(v16i_sub(v16i_add(v16_bits(p), v16i_shl23(v16_bits(k2))), shift));
+  v16 q = v16_div(x, v16_add(v16_from_bits(v16i_andnot(far, one)), e)); /* far: e alone */
+  q = v16_mul(q, v16_from_bits(v16i_sub(one, shift)));
+  return v16_select(v16_lt(v16_set(150.0f), y), v16_mul(x, v16_set(0.0f)), q);
 }
 
 /* x/(1+exp(-w)): sigmoid's slope times w is at most 0.23, so w's rounding costs less
@@ -261,8 +268,7 @@ static void op_quant32(void *row, const float *x, int64_t k, int64_t b0, int64_t
     float inverse;
     d[b] = quant_d(v16i_hmax(v16i_max(quant_abs(v), quant_abs(v + 16))), &inverse);
     v16i lo = quant_q(v, inverse), hi = quant_q(v + 16, inverse);
-    v16_store_i8(q + 32 * b, lo);
-    v16_store_i8(q + 32 * b + 16, hi);
+    v16_store_i8x2(q + 32 * b, lo, hi);
     s[b] = v16i_sum(v16i_add(lo, hi));
   }
 }
@@ -277,10 +283,11 @@ static void op_quant256(void *row, const float *x, int64_t k, int64_t b0, int64_
     for (int i = 16; i < 256; i += 16) m = v16i_max(m, quant_abs(v + i));
     float inverse;
     d[b] = quant_d(v16i_hmax(m), &inverse);
-    for (int i = 0; i < 256; i += 16) {
-      v16i u = quant_q(v + i, inverse);
-      v16_store_i8(q + 256 * b + i, u);
-      s[16 * b + i / 16] = (int16_t)v16i_sum(u);      /* at most 16*127 */
+    for (int i = 0; i < 256; i += 32) {
+      v16i lo = quant_q(v + i, inverse), hi = quant_q(v + i + 16, inverse);
+      v16_store_i8x2(q + 256 * b + i, lo, hi);
+      s[16 * b + i / 16] = (int16_t)v16i_sum(lo);     /* at most 16*127 */
+      s[16 * b + i / 16 + 1] = (int16_t)v16i_sum(hi);
     }
   }
 }

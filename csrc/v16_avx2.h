@@ -41,9 +41,9 @@ W void v16_store_f16(uint16_t *p, v16 x) {
   _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
-W void v16_store_i8(int8_t *p, v16i x) {
-  __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
-  _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+W void v16_store_i8x2(int8_t *p, v16i x, v16i y) { /* packs work in 128-bit halves: x.a x.b y.a y.b come out in quads 0 2 4 6 1 3 5 7 */
+  __m256i b = _mm256_packs_epi16(_mm256_packs_epi32(x.a, x.b), _mm256_packs_epi32(y.a, y.b));
+  _mm256_storeu_si256((__m256i *)p, _mm256_permutevar8x32_epi32(b, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 }
 /* shuffle_ps takes pairs within 128-bit halves: the quarters come out as 0 2 1 3 */
 W __m256 v16_quarters(__m256 x) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8)); }
@@ -102,6 +102,7 @@ W v16 v16_select(v16i m, v16 x, v16 y) {
 LANEWISE_I(v16i_add, _mm256_add_epi32)
 LANEWISE_I(v16i_sub, _mm256_sub_epi32)
 LANEWISE_I(v16i_and, _mm256_and_si256)
+LANEWISE_I(v16i_andnot, _mm256_andnot_si256)
 LANEWISE_I(v16i_or, _mm256_or_si256)
 LANEWISE_I(v16i_max, _mm256_max_epi32)
 W v16i v16i_set(int32_t x) { return (v16i){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }

@@ -21,7 +21,7 @@ W void v16_store_n(float *p, v16 a, int n) { memcpy(p, &a, (size_t)n * 4); }
 W v16 v16_load_f16(const uint16_t *p) { v16 r; LANES r.f[i] = pe_f16_to_f32(p[i]); return r; }
 W v16 v16_load_f16_n(const uint16_t *p, int n) { v16 r = {{0}}; for (int i = 0; i < n; i++) r.f[i] = pe_f16_to_f32(p[i]); return r; }
 W void v16_store_f16(uint16_t *p, v16 a) { LANES p[i] = pe_f32_to_f16(a.f[i]); }
-W void v16_store_i8(int8_t *p, v16i a) { LANES p[i] = (int8_t)a.i[i]; }          /* lanes within -128..127 */
+W void v16_store_i8x2(int8_t *p, v16i a, v16i b) { LANES { p[i] = (int8_t)a.i[i]; p[16 + i] = (int8_t)b.i[i]; } }   /* lanes within -128..127 */
 W void v16_unzip(const float *p, v16 *even, v16 *odd) { LANES { even->f[i] = p[2 * i]; odd->f[i] = p[2 * i + 1]; } }
 W void v16_zip(float *p, v16 even, v16 odd) { LANES { p[2 * i] = even.f[i]; p[2 * i + 1] = odd.f[i]; } }
 
@@ -59,6 +59,7 @@ W v16i v16_round(v16 a) { v16i r; LANES r.i[i] = (int32_t)(a.f[i] + 12582912.0f 
 W v16i v16i_add(v16i a, v16i b) { LANES a.i[i] = (int32_t)((uint32_t)a.i[i] + (uint32_t)b.i[i]); return a; }
 W v16i v16i_sub(v16i a, v16i b) { LANES a.i[i] = (int32_t)((uint32_t)a.i[i] - (uint32_t)b.i[i]); return a; }
 W v16i v16i_and(v16i a, v16i b) { LANES a.i[i] &= b.i[i]; return a; }
+W v16i v16i_andnot(v16i a, v16i b) { LANES a.i[i] = ~a.i[i] & b.i[i]; return a; }
 W v16i v16i_or(v16i a, v16i b) { LANES a.i[i] |= b.i[i]; return a; }
 W v16i v16i_shl23(v16i a) { LANES a.i[i] = (int32_t)((uint32_t)a.i[i] << 23); return a; }
 W v16i v16i_shr23(v16i a) { LANES a.i[i] >>= 23; return a; }                       /* sign extended */
