@@ -1,7 +1,7 @@
 /* exec_attn.c: the instructions that see pages: KV, ATTN, ATTN_OUT. Operands are
  * in the table at the top of exec.c.
  *
- * A page of one layer holds, for each KV head in turn, K as f16 [dk][PE_PAGE] and
+ * A page of one layer holds, for each KV head in turn, K as f16 [PE_PAGE/16][dk][16] and
  * V as f16 [PE_PAGE][dv]. The layers of a group lie one after another; an
  * instruction's page operand is the start of its layer. */
 #include "exec.h"

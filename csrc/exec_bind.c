@@ -77,6 +77,7 @@ static void check_mm(check *c, int64_t rows) {
 static void pages(check *c, int i, int64_t group, int64_t n_kv, int64_t dk, int64_t dv) {
   const pe_limits *l = &c->p->limits;
   if (group < 0 || group >= l->n_groups) { fail(c, PE_EINVAL, 105); return; }
+  if (dk > PE_MAX_DK) fail(c, PE_EINVAL, i); /* attention's scratch holds no more */
   if (n_kv * (dk + dv) * PE_PAGE * 2 != l->page_bytes[group] || c->in->a[i].region != l->page_region[group]) fail(c, PE_EINVAL, i);
   need(c, i, l->n_pages[group], l->page_bytes[group], 64, 1, 0);
 }
