@@ -19,7 +19,8 @@ from pyengine import errors, plan  # noqa: E402
 from pyengine.arch import layers  # noqa: E402
 from pyengine.gguf import GGUF  # noqa: E402
 
-TOKENS = [random.Random(3).randrange(3, 300) for _ in range(101)]
+RNG = random.Random(3)
+TOKENS = [RNG.randrange(3, 300) for _ in range(101)]
 
 
 def logits(path, rows=(0, 1, 100)):

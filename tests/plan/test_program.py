@@ -14,7 +14,8 @@ from pyengine.plan import reference
 from pyengine.plan.lower import choose
 from pyengine.native import rows
 
-TOKENS = [random.Random(7).randrange(3, 300) for _ in range(70)]
+RNG = random.Random(7)
+TOKENS = [RNG.randrange(3, 300) for _ in range(70)]
 ACT_OF = {r.wtype: r.act for r in rows()}
 ABLE = [name for name, bits in TIERS.items() if bits & lib.pe_cpu_isa() == bits]
 BUILT = functools.reduce(operator.or_, (r.isa for r in rows()))      # bits that some kernel of this build asks for
@@ -93,7 +94,7 @@ def test_one_answer(tiny, runner, arch, weight_type):
     for chunk in (1, 7, 33):
         assert np.array_equal(runner(g).all(tokens, chunk=chunk).view(np.int32), base), chunk
     r = runner(g)
-    others = {s: [random.Random(s).randrange(3, 300) for _ in range(90)] for s in (1, 2, 3)}
+    others = {s: [RNG.randrange(3, 300) for _ in range(120)] for s in (1, 2, 3)}
     got, at = [], 0
     for turn, n in enumerate([20, 1, 1, 30, 1, 1]):
         parts = [(s, 15 * turn, ts[15 * turn : 15 * turn + 1 + s * (turn % 2) * 4]) for s, ts in others.items()]
