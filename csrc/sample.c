@@ -79,8 +79,9 @@ static inline float value_of(uint64_t cand) {
 
 static inline uint64_t pack(uint32_t key, int64_t id) { return (uint64_t)key << 32 | (uint32_t)id; }
 
-/* Sorts a[0..m) ascending; bits below `from` (0 or 32) are in order already where the rest is equal. */
-static void sort(uint64_t *a, uint64_t *other, int64_t m, int from) {
+/* Sorts a[0..m) ascending by the upper half; the lower halves are in order already where the upper ones
+ * are equal, and every step is stable. */
+static void sort(uint64_t *a, uint64_t *other, int64_t m) {
   if (m <= 32) {
     for (int64_t i = 1; i < m; i++) {
       uint64_t x = a[i];
@@ -91,7 +92,7 @@ static void sort(uint64_t *a, uint64_t *other, int64_t m, int from) {
     return;
   }
   uint64_t *src = a, *dst = other;
-  for (int shift = from; shift < 64; shift += DIGIT) {
+  for (int shift = 32; shift < 64; shift += DIGIT) {
     uint32_t start[BINS] = {0};
     for (int64_t i = 0; i < m; i++) start[(src[i] >> shift) & (BINS - 1)]++;
     if (start[(src[0] >> shift) & (BINS - 1)] == (uint32_t)m) continue; /* one digit for all */
@@ -202,7 +203,7 @@ static int64_t top_k(const float *x, int64_t n, const buffers *b, int64_t k) {
   int64_t blocks = (n + BLOCK - 1) / BLOCK;
   float t = k >= n ? -__builtin_inff() : k <= blocks ? kth_largest(b->best, blocks, k) : kth_largest(x, n, k);
   int64_t m = collect(x, n, b->best, t, b->cand);
-  sort(b->cand, b->other, m, 32);
+  sort(b->cand, b->other, m);
   return m < k ? m : k;
 }
 
@@ -283,14 +284,14 @@ static int64_t typical(const pe_vops *v, const buffers *b, const float *x, int64
       b->other[near] = pack(bits, i);
       near += shift <= reach && b->p[i] > 0;
     }
-    sort(b->other, b->third, near, 32);
+    sort(b->other, b->third, near);
     double sum = 0;
     for (kept = 0; kept < near && sum < typical_p * total; kept++) sum += b->p[(uint32_t)b->other[kept]];
     if (sum >= typical_p * total || reach > 200) break; /* beyond 200 every p is 0 */
   }
   for (int64_t i = 0; i < kept; i++) b->third[i] = b->cand[(uint32_t)b->other[i]];
   memcpy(b->cand, b->third, (size_t)kept * sizeof *b->cand);
-  sort(b->cand, b->other, kept, 0);
+  sort(b->cand, b->other, kept); /* equal values had equal surprise: their ids are in order */
   return kept;
 }
 
@@ -311,7 +312,7 @@ static int64_t nucleus(const pe_vops *v, const buffers *b, const float *x, int64
   for (float reach = s->top_p < 1 ? 6 : most;; reach *= 1.25f) {
     int last = reach >= most, reached;
     int64_t m = collect(x, n, b->best, max - (last ? most : reach), b->cand);
-    sort(b->cand, b->other, m, 32);
+    sort(b->cand, b->other, m);
     exponentials(v, b, m, max, 1.0f);
     m = prefix(b->p, m, goal, &reached);
     if (reached || last) return m;

@@ -169,6 +169,7 @@ CHAINS = [
     {}, {"temperature": 0}, {"top_k": 1}, {"top_k": 0}, {"top_k": 0, "top_p": 1, "min_p": 0},
     {"top_k": 0, "min_p": 0}, {"top_k": 0, "top_p": 1}, {"top_k": 0, "top_p": 1, "min_p": 1.0},
     {"top_k": 0, "top_p": 0.9999999, "min_p": 0}, {"top_k": 0, "top_p": 1e-9}, {"top_k": 0, "top_p": 1, "min_p": 1e-30},
+    *({"top_k": 0, "top_p": 1, "min_p": m, "temperature": 100} for m in (0.26, 0.5, 0.999999, 0.0013)),
     {"typical_p": 0.5}, {"typical_p": 0.9, "top_k": 0}, {"typical_p": 0.2, "top_k": 0, "top_p": 1, "min_p": 0},
     {"top_k": 700, "top_p": 0.99, "min_p": 0}, {"top_k": 700, "top_p": 1, "min_p": 0, "temperature": 1e-6},
     {"top_k": 0, "top_p": 1, "min_p": 0, "temperature": 100},
