@@ -9,6 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check -q
 PROMPT  ?= Explain in one sentence why the sky is blue.
 SOURCES := setup.py $(wildcard csrc/*.c csrc/*.h)
 
+.NOTPARALLEL:
 .PHONY: all run test test-long bench check check-tests check-fuzz models clean
 all: $(VENV)/.native
 
@@ -39,18 +40,23 @@ $(VENV)/.made:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-# --no-build-isolation: one copy of setuptools and cffi, shared with build_ext below.
+# --no-build-isolation: one copy of setuptools and cffi, shared with build_ext below. Installing
+# compiles the extension in place; the tests' environment is installed in one go, so that a fresh
+# `make test` compiles once.
+INSTALL := $(PIP) install "setuptools>=77" "cffi>=1.16" wheel && $(PIP) install --no-build-isolation -e
+
 $(VENV)/.installed: $(VENV)/.made pyproject.toml
-	$(PIP) install "setuptools>=77" "cffi>=1.16" wheel
-	$(PIP) install --no-build-isolation -e .
+	$(INSTALL) .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.installed
-	$(PIP) install --no-build-isolation -e ".[test]"
-	@touch $@
+$(VENV)/.test: $(VENV)/.made pyproject.toml
+	$(INSTALL) ".[test]"
+	@touch $@ $(VENV)/.installed
 
 $(VENV)/.native: $(VENV)/.installed $(SOURCES)
-	$(BIN)/python setup.py -q build_ext --inplace
+	@so=$$(ls -t pyengine/_native*.so 2>/dev/null | head -n 1); \
+	if [ -z "$$so" ] || [ -n "$$(find $(SOURCES) -newer "$$so")" ]; then \
+	  echo "$(BIN)/python setup.py -q build_ext --inplace"; $(BIN)/python setup.py -q build_ext --inplace; fi
 	@touch $@
 
 # ---- sanitizers and fuzzers ------------------------------------------------------
@@ -58,7 +64,7 @@ $(VENV)/.native: $(VENV)/.installed $(SOURCES)
 # build/shared lets tests find ../shared from there as well. Leaks are not looked for:
 # the interpreter's own would drown ours.
 CHECK     := build/check
-SANITIZE  := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
+SANITIZE  := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1
 CHECK_SRC := $(wildcard setup.py pyproject.toml Makefile README.md csrc pyengine models tests tools bench docs)
 
 check: check-tests check-fuzz
