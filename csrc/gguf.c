@@ -50,6 +50,10 @@ static int fail(scan *s, int code, uint64_t at, uint64_t found, uint64_t limit) 
 
 /* ---- the private copy ---------------------------------------------------------- */
 
+#ifndef PE_GGUF_FIRST_READ /* the fuzzer sets 64, so that its small files grow the copy too */
+#define PE_GGUF_FIRST_READ 65536
+#endif
+
 /* Extend the copy to at least `want` bytes; want <= file size and <= PE_GGUF_HEADER_MAX.
  * A quarter more than now each time: a 12 MB header takes some 25 reads, and
  * at most a quarter of it is read beyond its end. */
@@ -57,7 +61,7 @@ static int grow(scan *s, uint64_t want) {
   pe_gguf *g = s->g;
   uint64_t most = g->file_size < PE_GGUF_HEADER_MAX ? g->file_size : PE_GGUF_HEADER_MAX;
   uint64_t cap = g->head_len + g->head_len / 4;
-  if (cap < 65536) cap = 65536;
+  if (cap < PE_GGUF_FIRST_READ) cap = PE_GGUF_FIRST_READ;
   if (cap < want) cap = want;
   if (cap > most) cap = most;
   if (cap > s->cap) {

@@ -25,7 +25,7 @@ python=python3
 if [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
 
 mkdir -p "$out/corpus" "$out/seeds"
-"$CLANG" -std=gnu11 -O2 -g -Wall -fno-omit-frame-pointer -Icsrc \
+"$CLANG" -std=gnu11 -O2 -g -Wall -fno-omit-frame-pointer -Icsrc -DPE_GGUF_FIRST_READ=64 \
   -fsanitize=fuzzer,address,undefined,integer -fno-sanitize=unsigned-integer-overflow,unsigned-shift-base,implicit-conversion \
   -fno-sanitize-recover=all -o "$out/fuzz_gguf" tests/fuzz/fuzz_gguf.c csrc/gguf.c csrc/types.c
 "$python" tests/faults_gguf.py "$out/seeds"
