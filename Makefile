@@ -10,7 +10,7 @@ PROMPT  ?= Explain in one sentence why the sky is blue.
 SOURCES := setup.py $(wildcard csrc/*.c csrc/*.h)
 
 .NOTPARALLEL:
-.PHONY: all run test test-long bench check check-tests check-fuzz models clean
+.PHONY: all run test test-long bench check check-tests check-threads check-fuzz check-oracle models clean
 all: $(VENV)/.native
 
 run: $(VENV)/.native
@@ -18,10 +18,10 @@ run: $(VENV)/.native
 	$(BIN)/pyengine-cli -m smollm2 -p "$(PROMPT)" -n 64
 
 test: $(VENV)/.test $(VENV)/.native models
-	$(BIN)/python -m pytest -m "not long" $(TESTS)
+	$(BIN)/python -m pytest -m "not long and not campaign" $(TESTS)
 
 test-long: $(VENV)/.test $(VENV)/.native models
-	$(BIN)/python -m pytest -m long $(TESTS)
+	$(BIN)/python -m pytest -m "long and not campaign" $(TESTS)
 
 bench: $(VENV)/.test $(VENV)/.native models
 	$(BIN)/python bench/kernels.py
@@ -67,7 +67,7 @@ CHECK     := build/check
 SANITIZE  := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1
 CHECK_SRC := $(wildcard setup.py pyproject.toml Makefile README.md csrc pyengine models tests tools bench docs)
 
-check: check-tests check-fuzz
+check: check-tests check-threads check-fuzz check-oracle
 
 check-tests: $(VENV)/.test models
 	rm -rf $(CHECK) && mkdir -p $(CHECK)
@@ -77,7 +77,17 @@ check-tests: $(VENV)/.test models
 	  ../../$(BIN)/python setup.py -q build_ext --inplace
 	cd $(CHECK) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  PYTHONPATH=. PYENGINE_SANITIZED=1 ../../$(BIN)/python -m pytest -m "not long" -p no:cacheprovider $(TESTS)
+	  PYTHONPATH=. PYENGINE_SANITIZED=1 ../../$(BIN)/python -m pytest -m "not long and not campaign" -p no:cacheprovider $(TESTS)
+
+# The thread pool under the thread sanitizer.
+check-threads:
+	@mkdir -p build
+	$${CC:-gcc} -std=gnu11 -O1 -g -fsanitize=thread -Icsrc tests/fuzz/stress_pool.c csrc/pool.c -o build/stress_pool -pthread
+	build/stress_pool
+
+# Both models beside llama.cpp at full length.
+check-oracle: $(VENV)/.test $(VENV)/.native models
+	PYENGINE_CAMPAIGN=1 $(BIN)/python -m pytest -s -m "long or campaign" tests/test_oracle_real.py
 
 check-fuzz: $(VENV)/.test
 	bash tools/fuzz.sh

@@ -1,5 +1,8 @@
 """The two real models beside llama.cpp: same tokens and distributions from the F32 copies, and from the
-quantized files an error against F32 no larger than llama.cpp's own. Minutes, hence long.
+quantized files an error against F32 no larger than llama.cpp's own.
+
+The whole of it (1,000 positions, 12 prompts of 48 tokens, both comparisons) takes some forty minutes and is run
+by `make check-oracle`; its figures are in bench/LOG.md. The long run takes a sample of the F32 comparison.
 
 KL is over the 100 best tokens of llama.cpp on the F32 file and the rest as one class. llama.cpp evaluates
 the positions of a passage one after the other with its prompt cache on (each request evaluates one token);
@@ -7,6 +10,7 @@ that this is what it answers without the cache is checked too.
 """
 
 import math
+import os
 
 import pytest
 
@@ -20,8 +24,9 @@ from texts import PASSAGES, PROMPTS  # noqa: E402
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 MODELS = ["smollm2", "gemma-3-270m"]
-N_POSITIONS = 250  # of each passage; four passages
-N_GREEDY = 48
+WHOLE = bool(os.environ.get("PYENGINE_CAMPAIGN"))
+N_POSITIONS = 250 if WHOLE else 20  # of each passage; four passages
+N_GREEDY, N_PROMPTS = (48, 12) if WHOLE else (12, 4)
 DEEP = 2000  # so many best tokens of a quantized file, to hold the 100 best of the F32 file
 
 
@@ -45,9 +50,9 @@ def truth(request, real_model, f32_copy):
     """llama.cpp on the F32 copy: passages, their rows, prompts and greedy continuations."""
     with Oracle(f32_copy(request.param)) as oracle:
         texts = passages(oracle)
-        prompts = [oracle.tokenize(text, add_special=True) for text in PROMPTS]
+        prompts = [oracle.tokenize(text, add_special=True) for text in PROMPTS[:N_PROMPTS]]
         rows = oracle_rows(oracle, texts, 100)
-        for passage, i in ((0, 40), (1, 249), (2, 130), (3, 5)):
+        for passage, i in ((0, N_POSITIONS // 6), (1, N_POSITIONS - 1), (2, N_POSITIONS // 2), (3, 5)):
             fresh = oracle.top_logprobs(texts[passage][: i + 1], 100)
             assert kl_top(fresh, complete(rows[passage][i], fresh)) < 1e-5
         greedy = [oracle.greedy(ids, N_GREEDY) for ids in prompts]
@@ -96,7 +101,7 @@ def test_f32_distributions(truth, record_property):
 
 def test_f32_greedy(truth):
     with Runner(truth["f32"], n_ctx=256) as runner, Oracle(truth["f32"]) as oracle:
-        for text, ids, theirs in zip(PROMPTS, truth["prompts"], truth["greedy"], strict=True):
+        for text, ids, theirs in zip(PROMPTS[:N_PROMPTS], truth["prompts"], truth["greedy"], strict=True):
             ours = runner.greedy(ids, len(theirs))
             if ours == theirs:
                 continue
@@ -107,6 +112,7 @@ def test_f32_greedy(truth):
             assert abs(gap) <= 0.01, f"{text!r}: token {at}: {ours[at]} for {theirs[at]}, {gap:.4f} apart"
 
 
+@pytest.mark.campaign
 def test_quantized_error(truth, record_property):
     with Oracle(truth["file"]) as oracle:
         rows = oracle_rows(oracle, truth["texts"], DEEP)
