@@ -87,7 +87,7 @@ check-threads:
 
 # Both models beside llama.cpp at full length.
 check-oracle: $(VENV)/.test $(VENV)/.native models
-	PYENGINE_CAMPAIGN=1 $(BIN)/python -m pytest -s -m "long or campaign" tests/test_oracle_real.py tests/test_one_answer.py
+	PYENGINE_CAMPAIGN=1 $(BIN)/python -m pytest -s -m "long or campaign" tests/test_oracle_real.py tests/test_one_answer.py tests/test_faults_load.py
 
 check-fuzz: $(VENV)/.test
 	bash tools/fuzz.sh
