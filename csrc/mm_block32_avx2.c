@@ -199,6 +199,7 @@ INLINE void tile(int T, int NT, const pe_mm *a, const panel *p, int64_t b0, int 
       for (int v = 0; v < 2; v++)
         isum[t][v] = _mm256_madd_epi16(s[t][v], _mm256_set1_epi16(T == PE_Q8_0 ? 16 : 1));
     if (T == PE_Q8_0 || FIFTH_BIT(T)) {
+      pe_keep_in_memory();  /* broadcast again, rather than spill the first pass's */
       columns(s, NT, p->w[b], T == PE_Q8_0 ? 0 : 4, 8, q, a->x_stride);
       PE_UNROLL
       for (int t = 0; t < NT; t++)
