@@ -4,6 +4,7 @@ A result depends on its weight row and its activation row alone, so the scalar r
 makes all (row, token) pairs of a shape once, and a kernel's every part of it must be
 that part: rows 1-67, tokens 1-33, one to several chunks of columns. What mm_scalar.c
 itself means is test_scalar.py's business."""
+import ctypes
 import functools
 import mmap
 
@@ -42,6 +43,14 @@ def aligned(n: int) -> np.ndarray:
     return raw[-raw.ctypes.data % 64:][:n]
 
 
+def before_a_guard_page(n: int) -> np.ndarray:
+    """n bytes that end with a page, the next one being unreadable: files end so."""
+    whole = -(-n // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = np.frombuffer(mmap.mmap(-1, whole + mmap.PAGESIZE), np.uint8)
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(pages.ctypes.data + whole), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return pages[whole - n:whole]
+
+
 class Case:
     """Weights of `n_rows` rows and activations of `n_tokens` tokens, and the scalar answer."""
 
@@ -50,10 +59,8 @@ class Case:
         self.type, self.k, self.n_rows, self.n_tokens = quants.TYPES[wtype], k, n_rows, n_tokens
         row_bytes = self.type.row_bytes(k)
         self.w_stride = row_bytes + extra
-        # The last weight byte is the last of a page: files end so, and what lies behind may not be mapped.
         total = (n_rows - 1) * self.w_stride + row_bytes
-        whole = -(-total // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.w = np.frombuffer(mmap.mmap(-1, whole), np.uint8)[whole - total:]
+        self.w = before_a_guard_page(total)
         for r in range(n_rows):
             self.w[r * self.w_stride:][:row_bytes] = self.weights(rng, style)
         self.x_stride = lib.pe_act_stride(self.type.act, k) + 64
