@@ -151,7 +151,7 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l, int64_t 
 
 /* Q8_0's panel holds w+128 as two nibbles: sums of 4-bit quants fit int16, where signed
  * bytes would need widening after each maddubs. Twice the maddubs, no sign, one widening:
- * see bench/LOG.md for the int16 and the sign forms. */
+ * an int16 panel is no faster (bench/LOG.md). */
 enum {
   CHUNK = 16,              /* blocks per panel: 8 KB of quants (Q8_0: 16 KB), in L1 with four tokens */
   TOKENS = 2048,           /* per pass: their sums of 16 rows take 128 KB */
