@@ -297,7 +297,7 @@ class Program:
                f"at most {self.max_tokens} tokens, {self.max_wanted} wanted rows, {self.max_seqs} sequences of {self.n_ctx} positions")
         phase = 0
         for n, i in enumerate(self.instrs):
-            operands = "  ".join(f"{name}={self._describe(v)}" for name, v in i.args.items())
+            operands = "  ".join(f"{name}={self._describe(i.args[name])}" for name in OPS[i.op].operands if name in i.args)
             kernel = f"  [{' | '.join(dict.fromkeys(i.kernels.names))}; few from {i.kernels.few}, many from {i.kernels.many}]" if i.kernels else ""
             size = _weight_bytes(i)
             yield f"{n:4d} {phase:4d} {i.op:<10} {i.count:<6} {operands}{kernel}" + (f"  {size:,} B" if size else "")
@@ -305,7 +305,11 @@ class Program:
         for n, g in enumerate(self.groups):
             yield (f"cache group {n}: {len(g.layers)} layers, window {g.window or 'none'}, {g.n_kv} KV heads of {g.dk}/{g.dv}, "
                    f"{g.page_bytes:,} B a page of {PAGE} positions")
+        cache = sum(g.page_bytes for g in self.groups) * -(-self.n_ctx // PAGE)
+        weights = sum(t.nbytes for t in self.gguf.tensors.values())
         yield f"arena {self.arena_bytes:,} B, logits {self.logits_bytes:,} B, constants {len(self._consts):,} B"
+        yield (f"peak memory: {weights:,} B of weights (mapped, shared) + {cache:,} B of cache for a sequence of {self.n_ctx} positions "
+               f"+ {self.arena_bytes + self.logits_bytes + len(self._consts):,} B; all of it touched only as it is used")
 
     def _describe(self, v):
         if isinstance(v, Weight):
