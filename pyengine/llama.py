@@ -206,7 +206,7 @@ class Llama:
         from . import plan
 
         gguf = self._gguf
-        own = n_ctx or gguf.get_int(f"{gguf.arch}.context_length", default=1, lo=1)
+        own = n_ctx or min(gguf.get_int(f"{gguf.arch}.context_length", default=1, lo=1), (1 << 31) - 1)
         self._program = program = plan.compile(gguf, n_ctx=own, **settings)
         trained = program.hp.n_ctx_train
         if n_ctx is not None and n_ctx > trained:
