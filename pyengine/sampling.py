@@ -25,7 +25,7 @@ from numbers import Real
 from typing import NamedTuple
 
 from .errors import NonFiniteError, PyengineError, RequestError
-from .native import ffi, lib
+from .native import ffi, lib, isa_mask
 
 MAX_BIASES = 1024
 MAX_TOP = lib.PE_TOP_MAX
@@ -239,10 +239,11 @@ _uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 def best_vops():
-    """The last tier in the build that this CPU can run; all give the same bits."""
+    """The last tier in the build that PYENGINE_ISA, or else this CPU, allows; all give the same bits."""
+    isa = isa_mask()
     n = ffi.new("int32_t *")
     tables = lib.pe_vops_all(n)
-    runnable = [i for i in range(n[0]) if not tables[i].isa & ~lib.pe_cpu_isa()]
+    runnable = [i for i in range(n[0]) if not tables[i].isa & ~isa]
     assert runnable, "the scalar tier is always there"
     return tables + runnable[-1]
 

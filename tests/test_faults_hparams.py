@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-pytest.importorskip("gguf")
 
 import tiny_gguf  # noqa: E402
 from pyengine import plan  # noqa: E402
@@ -122,7 +121,7 @@ ALLOWED = [
 def test_allowed_at_the_same_edge(tmp_path, number):
     from runner import Runner
 
-    np = pytest.importorskip("numpy")
+    import numpy as np
     spec, keys = ALLOWED[number]
     with Runner(write(tmp_path, spec, keys), n_ctx=128) as runner:
         row = runner.logits(list(range(3, 43)))[0]
@@ -169,7 +168,7 @@ def test_wrong_shape_is_named(tmp_path, name):
 
 def test_unused_tensor_is_named(tmp_path):
     """A bias that the graph would leave out is not left out in silence."""
-    np = pytest.importorskip("numpy")
+    import numpy as np
     path = tiny_gguf.write(tmp_path / "faulty.gguf", LLAMA, tensors={"blk.0.attn_gate.weight": np.ones((4, 64), np.float32)})
     with pytest.raises(GGUFError, match="blk.0.attn_gate.weight"):
         compile_file(path)
@@ -177,7 +176,7 @@ def test_unused_tensor_is_named(tmp_path):
 
 @pytest.mark.parametrize("value", [0.0, -1.0, NAN, INF])
 def test_rope_factors_must_be_positive(tmp_path, value):
-    np = pytest.importorskip("numpy")
+    import numpy as np
     spec = Spec(rope_freqs=True)
     factors = np.ones(spec.d_head // 2, np.float32)
     factors[3] = value

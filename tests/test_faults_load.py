@@ -9,8 +9,7 @@ import random
 
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("gguf")
+import numpy as np
 
 import tiny_gguf  # noqa: E402
 from runner import Runner  # noqa: E402

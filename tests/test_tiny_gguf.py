@@ -2,8 +2,8 @@
 
 import pytest
 
-gguf = pytest.importorskip("gguf")
-np = pytest.importorskip("numpy")
+import gguf
+import numpy as np
 
 import f32_copy  # noqa: E402
 import pack_kquants  # noqa: E402

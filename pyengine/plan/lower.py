@@ -63,8 +63,8 @@ def choose(type_id, type_name, all_rows, isa) -> Kernels:
     if one is None or few is None or many is None:
         raise UnsupportedError(f"no kernel for weights of type {type_name} at {1 if one is None else 2 if few is None else 512} tokens; "
                                f"rows: {', '.join(f'{r.name} {r.n_min}..{r.n_max}' for r in fit)}")
-    first_many = max(2, many.n_min) if few is many else min(few.n_max + 1, max(many.n_min, few.n_max + 1))
-    return Kernels((one.index, few.index, many.index), (one.name, few.name, many.name), 2, max(2, first_many), one.act)
+    first_many = 2 if few is many else few.n_max + 1      # a gap before many.n_min is refused when the program is bound
+    return Kernels((one.index, few.index, many.index), (one.name, few.name, many.name), 2, first_many, one.act)
 
 
 class Lowering:

@@ -278,10 +278,6 @@ class Program:
         for m in memory:
             m.close()
 
-    def abandon(self) -> None:
-        """In a forked child: forget threads that do not exist here; frees nothing."""
-        self._prog = self._pool = None
-
     # ---- what people read ------------------------------------------------------------------------
 
     @property

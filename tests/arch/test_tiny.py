@@ -10,8 +10,7 @@ import random
 import pytest
 
 pytest.importorskip("xllamacpp")
-pytest.importorskip("gguf")
-np = pytest.importorskip("numpy")
+import numpy as np
 
 import tiny_gguf  # noqa: E402
 from oracle import Oracle  # noqa: E402
