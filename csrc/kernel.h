@@ -36,5 +36,6 @@ extern const pe_row pe_rows_kquant_avx2[];
 extern const pe_vops pe_vops_scalar;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const pe_vops pe_vops_avx2;
+extern const pe_vops pe_vops_avx512;
 #endif
 #endif

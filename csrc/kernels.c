@@ -20,6 +20,7 @@ static const pe_vops *const vops_tiers[] = {
     &pe_vops_scalar,
 #if defined(__x86_64__) || defined(_M_X64)
     &pe_vops_avx2,
+    &pe_vops_avx512,
 #endif
 };
 

@@ -49,7 +49,7 @@ static inline v16 exp_below(v16 x) {
 
 /* x = 2^e * m with m in [sqrt(1/2), sqrt(2)); log1p by a polynomial, error 2^-30. */
 static inline v16 v16_log(v16 x) {
-  v16i tiny = v16_lt(x, v16_set(0x1p-126f));
+  v16m tiny = v16_lt(x, v16_set(0x1p-126f));
   v16i bits = v16_bits(v16_select(tiny, v16_mul(x, v16_set(0x1p23f)), x));
   v16i e = v16i_shr23(v16i_sub(bits, v16i_set(0x3f3504f3)));
   v16 f = v16_sub(v16_from_bits(v16i_sub(bits, v16i_shl23(e))), v16_set(1.0f));
@@ -96,10 +96,10 @@ static inline v16 v16_tanh(v16 x) {
 static inline v16 v16_silu(v16 x) {
   v16 y = v16_sub(v16_set(0.0f), x), k2;
   v16 p = exp_core(v16_max(v16_set(-87.0f), y), &k2);                   /* below, 1 + e is 1 anyway */
-  v16i far = v16_lt(v16_set(80.0f), y), one = v16i_set(0x3f800000);
-  v16i shift = v16i_and(far, v16i_set(96 << 23));
+  v16m far = v16_lt(v16_set(80.0f), y);
+  v16i one = v16i_set(0x3f800000), shift = v16i_where(far, v16i_set(96 << 23));
   v16 e = v16_from_bits(v16i_sub(v16i_add(v16_bits(p), v16i_shl23(v16_bits(k2))), shift));
-  v16 q = v16_div(x, v16_add(v16_from_bits(v16i_andnot(far, one)), e)); /* far: e alone */
+  v16 q = v16_div(x, v16_add(v16_select(far, v16_set(0.0f), v16_set(1.0f)), e)); /* far: e alone */
   q = v16_mul(q, v16_from_bits(v16i_sub(one, shift)));
   return v16_select(v16_lt(v16_set(150.0f), y), v16_mul(x, v16_set(0.0f)), q);
 }

@@ -9,23 +9,24 @@
 
 typedef struct { __m256 a, b; } v16;
 typedef struct { __m256i a, b; } v16i;
+typedef v16i v16m;
 #define W static inline __attribute__((always_inline))
 
 /* ---- memory ---------------------------------------------------------------------- */
 static const int32_t v16_first_lanes[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
-W v16i v16i_first(int n) {
+W v16m v16_first(int n) {
   const int32_t *p = v16_first_lanes + 16 - n;
-  return (v16i){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 8))};
+  return (v16m){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 8))};
 }
 W v16 v16_set(float x) { return (v16){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 W v16 v16_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 W void v16_store(float *p, v16 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
 W v16 v16_load_n(const float *p, int n) {
-  v16i m = v16i_first(n);
+  v16m m = v16_first(n);
   return (v16){_mm256_maskload_ps(p, m.a), _mm256_maskload_ps(p + 8, m.b)};
 }
 W void v16_store_n(float *p, v16 x, int n) {
-  v16i m = v16i_first(n);
+  v16m m = v16_first(n);
   _mm256_maskstore_ps(p, m.a, x.a);
   _mm256_maskstore_ps(p + 8, m.b, x.b);
 }
@@ -84,25 +85,26 @@ W float v16_hmax(v16 x) {
 }
 
 /* ---- masks ------------------------------------------------------------------------ */
-#define COMPARE(name, x, y, how) ((v16i){_mm256_castps_si256(_mm256_cmp_ps(x.a, y.a, how)), _mm256_castps_si256(_mm256_cmp_ps(x.b, y.b, how))})
-W v16i v16_lt(v16 x, v16 y) { return COMPARE(v16_lt, x, y, _CMP_LT_OQ); }
-W v16i v16_nan(v16 x) { return COMPARE(v16_nan, x, x, _CMP_UNORD_Q); }
-W v16i v16_range(int lo, int hi) {
+#define COMPARE(name, x, y, how) ((v16m){_mm256_castps_si256(_mm256_cmp_ps(x.a, y.a, how)), _mm256_castps_si256(_mm256_cmp_ps(x.b, y.b, how))})
+W v16m v16_lt(v16 x, v16 y) { return COMPARE(v16_lt, x, y, _CMP_LT_OQ); }
+W v16m v16_nan(v16 x) { return COMPARE(v16_nan, x, x, _CMP_UNORD_Q); }
+W v16m v16_range(int lo, int hi) {
   const __m256i a = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), b = _mm256_add_epi32(a, _mm256_set1_epi32(8));
   const __m256i l = _mm256_set1_epi32(lo), h = _mm256_set1_epi32(hi);
-  return (v16i){_mm256_andnot_si256(_mm256_cmpgt_epi32(l, a), _mm256_cmpgt_epi32(h, a)),
+  return (v16m){_mm256_andnot_si256(_mm256_cmpgt_epi32(l, a), _mm256_cmpgt_epi32(h, a)),
                 _mm256_andnot_si256(_mm256_cmpgt_epi32(l, b), _mm256_cmpgt_epi32(h, b))};
 }
-W v16 v16_select(v16i m, v16 x, v16 y) {
+W v16 v16_select(v16m m, v16 x, v16 y) {
   return (v16){_mm256_blendv_ps(y.a, x.a, _mm256_castsi256_ps(m.a)), _mm256_blendv_ps(y.b, x.b, _mm256_castsi256_ps(m.b))};
 }
+
+W v16i v16i_where(v16m m, v16i x) { return (v16i){_mm256_and_si256(m.a, x.a), _mm256_and_si256(m.b, x.b)}; }
 
 /* ---- integers ---------------------------------------------------------------------- */
 #define LANEWISE_I(name, op) W v16i name(v16i x, v16i y) { return (v16i){op(x.a, y.a), op(x.b, y.b)}; }
 LANEWISE_I(v16i_add, _mm256_add_epi32)
 LANEWISE_I(v16i_sub, _mm256_sub_epi32)
 LANEWISE_I(v16i_and, _mm256_and_si256)
-LANEWISE_I(v16i_andnot, _mm256_andnot_si256)
 LANEWISE_I(v16i_or, _mm256_or_si256)
 LANEWISE_I(v16i_max, _mm256_max_epi32)
 W v16i v16i_set(int32_t x) { return (v16i){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }

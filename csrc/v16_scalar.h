@@ -1,7 +1,7 @@
 /* v16_scalar.h: the sixteen-lane words in plain C. What each word means is written
  * here; every other v16_<isa>.h gives the same bits. Included by simd_scalar.c only.
  *
- * v16 is sixteen floats, v16i sixteen int32; a mask is a v16i of -1 and 0. Loops run
+ * v16 is sixteen floats, v16i sixteen int32, v16m sixteen yes or no (here -1 and 0). Loops run
  * over sixteen lanes so that the compiler may use whatever vectors the baseline has. */
 #ifndef PE_V16_H
 #define PE_V16_H
@@ -9,6 +9,7 @@
 
 typedef struct { float f[16]; } v16;
 typedef struct { int32_t i[16]; } v16i;
+typedef v16i v16m;
 #define W static inline
 #define LANES for (int i = 0; i < 16; i++)
 
@@ -44,10 +45,11 @@ W float v16_hmax(v16 a) {
 }
 
 /* ---- masks ------------------------------------------------------------------------ */
-W v16i v16_lt(v16 a, v16 b) { v16i r; LANES r.i[i] = -(a.f[i] < b.f[i]); return r; }
-W v16i v16_nan(v16 a) { v16i r; LANES r.i[i] = -(a.f[i] != a.f[i]); return r; }
-W v16i v16_range(int lo, int hi) { v16i r; LANES r.i[i] = -(i >= lo && i < hi); return r; }
-W v16 v16_select(v16i m, v16 a, v16 b) { LANES a.f[i] = m.i[i] ? a.f[i] : b.f[i]; return a; }      /* m ? a : b */
+W v16m v16_lt(v16 a, v16 b) { v16m r; LANES r.i[i] = -(a.f[i] < b.f[i]); return r; }
+W v16m v16_nan(v16 a) { v16m r; LANES r.i[i] = -(a.f[i] != a.f[i]); return r; }
+W v16m v16_range(int lo, int hi) { v16m r; LANES r.i[i] = -(i >= lo && i < hi); return r; }
+W v16 v16_select(v16m m, v16 a, v16 b) { LANES a.f[i] = m.i[i] ? a.f[i] : b.f[i]; return a; }      /* m ? a : b */
+W v16i v16i_where(v16m m, v16i a) { LANES a.i[i] = m.i[i] ? a.i[i] : 0; return a; }               /* m ? a : 0 */
 
 /* ---- integers ---------------------------------------------------------------------- */
 W v16i v16i_set(int32_t x) { v16i r; LANES r.i[i] = x; return r; }
@@ -59,7 +61,6 @@ W v16i v16_round(v16 a) { v16i r; LANES r.i[i] = (int32_t)(a.f[i] + 12582912.0f 
 W v16i v16i_add(v16i a, v16i b) { LANES a.i[i] = (int32_t)((uint32_t)a.i[i] + (uint32_t)b.i[i]); return a; }
 W v16i v16i_sub(v16i a, v16i b) { LANES a.i[i] = (int32_t)((uint32_t)a.i[i] - (uint32_t)b.i[i]); return a; }
 W v16i v16i_and(v16i a, v16i b) { LANES a.i[i] &= b.i[i]; return a; }
-W v16i v16i_andnot(v16i a, v16i b) { LANES a.i[i] = ~a.i[i] & b.i[i]; return a; }
 W v16i v16i_or(v16i a, v16i b) { LANES a.i[i] |= b.i[i]; return a; }
 W v16i v16i_shl23(v16i a) { LANES a.i[i] = (int32_t)((uint32_t)a.i[i] << 23); return a; }
 W v16i v16i_shr23(v16i a) { LANES a.i[i] >>= 23; return a; }                       /* sign extended */
