@@ -28,23 +28,25 @@ INLINE __m256i fifth_bit(__m256i qh, int c) {
 
 /* w: unsigned quants 0..15 or 0..31 (offsets are taken off the sum), Q8_0 signed. */
 INLINE void unpack(int T, const pe_lanes *l, int64_t off, __m256i w[8], __m256 *d, __m256 *m) {
-  __m256i v[4], h[2];
+  __m256i v[4], h[4];
   if (T == PE_Q8_0) {
-    *d = pe_half8(l, off);
+    *d = pe_half_at(l, off);
     pe_transpose16(w, l, off + 2);
     pe_transpose16(w + 4, l, off + 18);
     return;
   }
-  if (T == PE_Q4_0) *d = pe_half8(l, off);
-  if (T == PE_Q4_1) pe_half8x2(l, off, d, m);
+  if (T == PE_Q4_0) *d = pe_half_at(l, off);
+  if (T == PE_Q4_1) {
+    pe_transpose16(v, l, off);
+    pe_half_pairs(v[0], d, m);
+  }
   if (T == PE_Q5_0) {  /* d and qh lie across two dwords */
-    pe_transpose8(h, l, off);
-    __m256 unused;
-    pe_half_pairs(h[0], d, &unused);
+    pe_transpose16(h, l, off);
+    *d = vf_half(h[0]);
     h[1] = _mm256_or_si256(_mm256_srli_epi32(h[0], 16), _mm256_slli_epi32(h[1], 16));
   }
   if (T == PE_Q5_1) {
-    pe_transpose8(h, l, off);
+    pe_transpose16(h, l, off);
     pe_half_pairs(h[0], d, m);
   }
   pe_transpose16(v, l, off + BYTES(T) - 16);
@@ -113,15 +115,15 @@ static __attribute__((noinline)) void one_q8_0_group(const pe_mm *a, const pe_la
   for (int64_t b = 0; b < a->k / 32; b++) {
     int64_t off = b * 34;
     __m256i x = _mm256_load_si256((const __m256i *)(q + 32 * b)), s[8];
-    pe_prefetch8(l, off + 768);
+    pe_prefetch(l, off + 768);
     PE_UNROLL
     for (int i = 0; i < 8; i++) {
       __m256i w = _mm256_loadu_si256((const __m256i *)(l->p[i] + off + 2));
       s[i] = pe_madd1(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
     }
-    acc = finish(PE_Q8_0, acc, sum_rows(s), pe_half8(l, off), acc, da[b], NULL);
+    acc = finish(PE_Q8_0, acc, sum_rows(s), pe_half_at(l, off), acc, da[b], NULL);
   }
-  pe_store8(a->y, l, acc);
+  pe_store(a->y, l, acc);
 }
 
 INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l, int64_t t0) {
@@ -133,7 +135,7 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l, int64_t 
     __m256i w[8];
     __m256 d, m;
     /* A line holds about three blocks (Q8_0: two): one prefetch per lane each 64 bytes or less. */
-    if (T == PE_Q8_0 || (T >= PE_Q5_0 ? b % 2 == 0 : b % 3 == 0)) pe_prefetch8(l, b * BYTES(T) + 768);
+    if (T == PE_Q8_0 || (T >= PE_Q5_0 ? b % 2 == 0 : b % 3 == 0)) pe_prefetch(l, b * BYTES(T) + 768);
     unpack(T, l, b * BYTES(T), w, &d, &m);
     PE_UNROLL
     for (int t = 0; t < NT; t++) {
@@ -144,7 +146,7 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l, int64_t 
     }
   }
   PE_UNROLL
-  for (int t = 0; t < NT; t++) pe_store8(a->y + (t0 + t) * a->y_stride, l, acc[t]);
+  for (int t = 0; t < NT; t++) pe_store(a->y + (t0 + t) * a->y_stride, l, acc[t]);
 }
 
 /* ---- many tokens ------------------------------------------------------------------------ */
@@ -249,8 +251,8 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
     if (t1 - t == 1) tile(T, 1, a, p, b0, n, t, sums + 2 * (t - t0));
   }
   for (int64_t t = t0; t < t1; t++) {
-    pe_store8(a->y + t * a->y_stride, &l[0], sums[2 * (t - t0)]);
-    if (rows > 8) pe_store8(a->y + t * a->y_stride, &l[1], sums[2 * (t - t0) + 1]);
+    pe_store(a->y + t * a->y_stride, &l[0], sums[2 * (t - t0)]);
+    if (rows > 8) pe_store(a->y + t * a->y_stride, &l[1], sums[2 * (t - t0) + 1]);
   }
 }
 
@@ -300,5 +302,5 @@ const pe_row pe_rows_block32_avx2[] = {
     ROWS(PE_Q4_0, q4_0), ROWS(PE_Q4_1, q4_1), ROWS(PE_Q5_0, q5_0), ROWS(PE_Q5_1, q5_1), ROWS(PE_Q8_0, q8_0), {0},
 };
 
-PE_AVX2_END
+PE_TARGET_END
 #endif

@@ -213,5 +213,5 @@ const pe_row pe_rows_float_avx2[] = {
     ROWS_OF(PE_F32, f32), ROWS_OF(PE_F16, f16), ROWS_OF(PE_BF16, bf16), {0},
 };
 
-PE_AVX2_END
+PE_TARGET_END
 #endif

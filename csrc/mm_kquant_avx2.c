@@ -96,14 +96,14 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l) {
   __m256 acc[8][2];
   for (int t = 0; t < 8; t++) acc[t][0] = _mm256_setzero_ps();
   for (int64_t b = 0; b < a->k / 256; b++) {
-    for (int i = 0; i < BYTES(T); i += 64) pe_prefetch8(l, b * BYTES(T) + 768 + i);
+    for (int i = 0; i < BYTES(T); i += 64) pe_prefetch(l, b * BYTES(T) + 768 + i);
     unpack(T, l, b * BYTES(T), &p);
     int64_t t = 0;
     for (; t + NT <= a->n; t += NT) block_tokens(T, NT, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
     if (NT > 1)
       for (; t < a->n; t++) block_tokens(T, 1, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
   }
-  for (int64_t t = 0; t < a->n; t++) pe_store8(a->y + t * a->y_stride, l, acc[t][0]);
+  for (int64_t t = 0; t < a->n; t++) pe_store(a->y + t * a->y_stride, l, acc[t][0]);
 }
 
 /* ---- many tokens ------------------------------------------------------------------------ */
@@ -143,8 +143,8 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
     for (; t < t1; t++) tile(T, 1, a, p, b0, n, t, sums + 2 * (t - t0));
   }
   for (int64_t t = t0; t < t1; t++) {
-    pe_store8(a->y + t * a->y_stride, &l[0], sums[2 * (t - t0)]);
-    if (rows > 8) pe_store8(a->y + t * a->y_stride, &l[1], sums[2 * (t - t0) + 1]);
+    pe_store(a->y + t * a->y_stride, &l[0], sums[2 * (t - t0)]);
+    if (rows > 8) pe_store(a->y + t * a->y_stride, &l[1], sums[2 * (t - t0) + 1]);
   }
 }
 
@@ -180,5 +180,5 @@ const pe_row pe_rows_kquant_avx2[] = {
     ROWS(PE_Q2_K, q2_k), ROWS(PE_Q3_K, q3_k), ROWS(PE_Q4_K, q4_k), ROWS(PE_Q5_K, q5_k), ROWS(PE_Q6_K, q6_k), {0},
 };
 
-PE_AVX2_END
+PE_TARGET_END
 #endif

@@ -42,7 +42,8 @@ INLINE __m256i bits(__m256i v, int right, int mask) {
 
 INLINE void unpack_q2_k(const pe_lanes *l, int64_t off, kpanel *p) {
   __m256i v[4], s[4], m[4];
-  pe_half8x2(l, off + 80, &p->d, &p->dmin);
+  pe_transpose16(v, l, off + 68);  /* the 16 bytes that end the block: d and dmin are the last four */
+  pe_half_pairs(v[3], &p->d, &p->dmin);
   pe_transpose16(v, l, off);
   PE_UNROLL
   for (int i = 0; i < 4; i++) s[i] = pe_nib_lo(v[i]), m[i] = pe_nib_hi(v[i]);
@@ -136,7 +137,7 @@ INLINE void unpack_q5_k(const pe_lanes *l, int64_t off, kpanel *p) {
 
 INLINE void unpack_q6_k(const pe_lanes *l, int64_t off, kpanel *p) {
   __m256i v[4], h[4];
-  p->d = pe_half8(l, off + 208);
+  p->d = pe_half_at_end(l, off + 208);
   pe_transpose16(v, l, off + 192);
   scales16(p, v, v, 1);
   PE_UNROLL
