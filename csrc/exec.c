@@ -182,19 +182,59 @@ static int64_t now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+static void run_parts(pe_prog *p, int32_t i, uint32_t part, uint32_t end, int32_t thread) {
+  if (atomic_load_explicit(&p->stop, memory_order_relaxed)) return;
+  const pe_insn *in = &p->insns[i];
+  int64_t t0 = p->profile ? now_ns() : 0;
+  for (; part < end; part++) OPS[in->op].run(p, in, part, thread);
+  if (p->profile) atomic_fetch_add_explicit(&p->ns[i], now_ns() - t0, memory_order_relaxed);
+}
+
 static void part(void *ctx, int32_t phase, uint32_t part, int32_t thread) {
   pe_prog *p = ctx;
-  if (atomic_load_explicit(&p->stop, memory_order_relaxed)) return;
-  int32_t i = p->first[phase];
+  int32_t i = p->phases[phase].first;
   while (part >= p->insn_parts[i]) part -= p->insn_parts[i++];
-  const pe_insn *in = &p->insns[i];
-  if (!p->profile) {
-    OPS[in->op].run(p, in, part, thread);
-    return;
+  run_parts(p, i, part, part + 1, thread);
+}
+
+static void tail(void *ctx, int32_t phase, int32_t thread) {
+  pe_prog *p = ctx;
+  for (int32_t i = p->phases[phase].tail; i < p->phases[phase].end; i++) run_parts(p, i, 0, p->insn_parts[i], thread);
+}
+
+/* A barrier costs one to two microseconds between two threads, an element of a norm or a
+ * GLU about one nanosecond: so much is done by one thread sooner than shared. */
+#define TAIL_ELEMENTS 8192
+
+static int64_t elements(const pe_prog *p, const pe_insn *in) {
+  int64_t k = in->n[0];
+  if (in->op == PE_OP_KV) k = (pe_has(in->a[0]) ? in->n[0] * in->n[2] : 0) + in->n[1] * (in->n[2] + in->n[3]);
+  if (in->op == PE_OP_ATTN_OUT) k = in->n[0] * in->n[3];
+  return rows_of(p, in) * k;
+}
+
+/* The phases of this step: a group of instructions that no barrier divides is a phase, the tail
+ * of the phase before it, or, where it has no parts (nobody wants logits), neither. */
+static void make_phases(pe_prog *p) {
+  p->n_phases = 0;
+  for (int32_t g = 0; g < p->n_groups; g++) {
+    uint32_t parts = 0;
+    int64_t work = 0;
+    int tail = p->n_phases > 0;
+    for (int32_t i = p->first[g]; i < p->first[g + 1]; i++) {
+      const pe_insn *in = &p->insns[i];
+      parts += p->insn_parts[i] = OPS[in->op].parts(p, in);
+      work += elements(p, in);
+      tail &= in->tail != 0;
+    }
+    if (!parts) continue;
+    if (tail && (parts == 1 || work <= TAIL_ELEMENTS)) {
+      p->phases[p->n_phases - 1].end = p->first[g + 1];
+      continue;
+    }
+    p->phases[p->n_phases] = (pe_phase){p->first[g], p->first[g + 1], p->first[g + 1]};
+    p->phase_parts[p->n_phases++] = parts;
   }
-  int64_t t0 = now_ns();
-  OPS[in->op].run(p, in, part, thread);
-  atomic_fetch_add_explicit(&p->ns[i], now_ns() - t0, memory_order_relaxed);
 }
 
 static int bad_step(int32_t *bad, int32_t field, int32_t index) {
@@ -272,19 +312,14 @@ int pe_prog_run(pe_prog *p, pe_pool *pool, const pe_step *step, int32_t *bad) {
   p->step = *step;
   make_tiles(p);
   copy_pages(p);
-  for (int32_t i = 0, phase = 0; phase < p->n_phases; phase++) {
-    p->phase_parts[phase] = 0;
-    for (; i < p->first[phase + 1]; i++) {
-      p->insn_parts[i] = OPS[p->insns[i].op].parts(p, &p->insns[i]);
-      p->phase_parts[phase] += p->insn_parts[i];
-    }
-  }
-  pe_pool_run(pool, p->phase_parts, p->n_phases, part, p);
+  make_phases(p);
+  pe_pool_run(pool, &(pe_job){part, tail, p, p->phase_parts, p->n_phases});
   if (p->profile)
     for (int32_t i = 0; i < p->n_insns; i++) p->profile[i] += atomic_exchange(&p->ns[i], 0);
   pe_fpenv_put(env);
   return atomic_load(&p->stop) ? PE_ESTOPPED : PE_OK;
 }
 
+int32_t pe_prog_phases(const pe_prog *p) { return p->n_phases; }
 void pe_prog_stop(pe_prog *p, int32_t stop) { atomic_store(&p->stop, stop); }
 void pe_prog_profile(pe_prog *p, int64_t *ns) { p->profile = ns; }

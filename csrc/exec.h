@@ -10,6 +10,9 @@
 
 typedef struct pe_tile { int32_t seq, row, n; } pe_tile;
 
+/* Instructions first..tail-1 run in parts, tail..end-1 are the phase's tail. */
+typedef struct pe_phase { int32_t first, tail, end; } pe_phase;
+
 struct pe_prog {
   pe_insn *insns;
   int32_t n_insns;
@@ -23,13 +26,15 @@ struct pe_prog {
   int64_t row_bytes;           /* room for the longest float row, behind each thread's scratch */
   uint8_t *scratch;            /* n_threads * (PE_SCRATCH + row_bytes), 64-byte aligned */
   void *scratch_base;
-  int32_t *first;              /* [n_phases + 1] first instruction of each phase */
-  int32_t n_phases;
+  int32_t *first;              /* [n_groups + 1] first instruction of each group that no barrier divides */
+  int32_t n_groups;
   /* of the step that runs */
   pe_step step;
   int32_t *pos, *seq;          /* [max_tokens] position and sequence of each row */
   pe_tile *tiles;              /* [max_tokens] */
   int32_t n_tiles, n_chunks;
+  pe_phase *phases;            /* [n_phases], at most one per group */
+  int32_t n_phases;
   uint32_t *insn_parts, *phase_parts;
   _Atomic int32_t stop;
   int64_t *profile;

@@ -174,7 +174,7 @@ static int check_limits(const pe_limits *l, const pe_region *regions, int32_t n_
 void pe_prog_free(pe_prog *p) {
   if (!p) return;
   free(p->insns), free(p->regions), free(p->scratch_base), free(p->first), free(p->pos), free(p->seq);
-  free(p->tiles), free(p->insn_parts), free(p->phase_parts), free((void *)p->ns);
+  free(p->tiles), free(p->phases), free(p->insn_parts), free(p->phase_parts), free((void *)p->ns);
   free(p);
 }
 
@@ -200,9 +200,9 @@ int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_r
   p->insns = copy_of(insns, ni, sizeof *insns), p->regions = copy_of(regions, (size_t)n_regions, sizeof *regions);
   p->scratch_base = malloc(scratch + 64);
   p->first = calloc(ni + 1, 4), p->pos = calloc(tokens, 4), p->seq = calloc(tokens, 4), p->tiles = calloc(tokens, sizeof *p->tiles);
-  p->insn_parts = calloc(ni, 4), p->phase_parts = calloc(ni, 4), p->ns = calloc(ni, sizeof *p->ns);
-  if (!p->insns || !p->regions || !p->scratch_base || !p->first || !p->pos || !p->seq || !p->tiles || !p->insn_parts ||
-      !p->phase_parts || !p->ns) {
+  p->phases = calloc(ni, sizeof *p->phases), p->insn_parts = calloc(ni, 4), p->phase_parts = calloc(ni, 4), p->ns = calloc(ni, sizeof *p->ns);
+  if (!p->insns || !p->regions || !p->scratch_base || !p->first || !p->pos || !p->seq || !p->tiles || !p->phases ||
+      !p->insn_parts || !p->phase_parts || !p->ns) {
     pe_prog_free(p);
     return PE_ENOMEM;
   }
@@ -213,11 +213,11 @@ int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_r
     if ((v[i].isa & isa) == v[i].isa) p->v = &v[i];   /* scalar comes first, the widest last */
   p->rows = pe_rows(&n_rows);
   for (int32_t i = 0; i < n_insns; i++) {
-    if (i == 0 || insns[i - 1].barrier) p->first[p->n_phases++] = i;
+    if (i == 0 || insns[i - 1].barrier) p->first[p->n_groups++] = i;
     if (insns[i].op == PE_OP_ATTN && insns[i].n[5] >= 0 && insns[i].n[5] < 8) p->window[insns[i].n[5]] = insns[i].n[4];
   }
-  p->first[p->n_phases] = n_insns;
-  rc = p->n_phases > PE_MAX_PHASES || !p->v ? PE_EINVAL : PE_OK;
+  p->first[p->n_groups] = n_insns;
+  rc = p->n_groups > PE_MAX_PHASES || !p->v ? PE_EINVAL : PE_OK;
   for (int32_t i = 0; i < n_insns && !rc; i++) {
     check c = {p, &p->insns[i], bad, 0};
     check_insn(&c);

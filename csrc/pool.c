@@ -13,7 +13,7 @@
 
 typedef struct phase {
   _Atomic uint64_t next;       /* run number << 32 | next part */
-  _Atomic uint32_t done;       /* parts finished */
+  _Atomic uint32_t done;       /* parts finished; one more once the tail is */
   _Atomic uint32_t parts;
 } phase;
 
@@ -29,6 +29,7 @@ struct pe_pool {
   _Atomic int32_t quit;
   _Atomic int32_t n_phases;
   void (*_Atomic part)(void *, int32_t, uint32_t, int32_t);
+  void (*_Atomic tail)(void *, int32_t, int32_t);
   _Atomic(void *) ctx;
   phase phases[PE_MAX_PHASES];
 };
@@ -53,7 +54,7 @@ static void wake_sleepers(pe_pool *p) {
 
 /* Waits until the phase is done, or its run is over. */
 static int phase_over(pe_pool *p, phase *ph, uint32_t run) {
-  return atomic_load(&ph->done) >= atomic_load(&ph->parts) || (uint32_t)(atomic_load(&ph->next) >> 32) != run ||
+  return atomic_load(&ph->done) > atomic_load(&ph->parts) || (uint32_t)(atomic_load(&ph->next) >> 32) != run ||
          atomic_load(&p->run) != run;
 }
 
@@ -72,8 +73,8 @@ static void wait_phase(pe_pool *p, phase *ph, uint32_t run) {
 /* Works through one run. A worker that comes late sees another run number in a
  * phase and leaves: a part is handed out only by a compare-and-swap that holds
  * the run number, and a run cannot end while one of its parts is out. */
-static void work(pe_pool *p, uint32_t run, int32_t n_phases,
-                 void (*part)(void *, int32_t, uint32_t, int32_t), void *ctx, int32_t thread) {
+static void work(pe_pool *p, uint32_t run, int32_t n_phases, void (*part)(void *, int32_t, uint32_t, int32_t),
+                 void (*tail)(void *, int32_t, int32_t), void *ctx, int32_t thread) {
   for (int32_t i = 0; i < n_phases; i++) {
     phase *ph = &p->phases[i];
     for (;;) {
@@ -83,7 +84,11 @@ static void work(pe_pool *p, uint32_t run, int32_t n_phases,
       if ((uint32_t)v >= parts) break;
       if (!atomic_compare_exchange_weak(&ph->next, &v, v + 1)) continue;
       part(ctx, i, (uint32_t)v, thread);
-      if (atomic_fetch_add(&ph->done, 1) + 1 == parts) wake_sleepers(p);
+      if (atomic_fetch_add(&ph->done, 1) + 1 == parts) {
+        tail(ctx, i, thread);
+        atomic_fetch_add(&ph->done, 1);
+        wake_sleepers(p);
+      }
     }
     if (i + 1 < n_phases || thread == 0) wait_phase(p, ph, run);
     if (atomic_load(&p->run) != run) return;
@@ -110,27 +115,28 @@ static void *worker(void *v) {
     seen = run;
     /* The job's fields may already be those of a later run; then the phases carry
      * another run number and work() leaves at the first of them. */
-    work(p, run, atomic_load(&p->n_phases), atomic_load(&p->part), atomic_load(&p->ctx), arg.thread);
+    work(p, run, atomic_load(&p->n_phases), atomic_load(&p->part), atomic_load(&p->tail), atomic_load(&p->ctx), arg.thread);
   }
 }
 
-void pe_pool_run(pe_pool *p, const uint32_t *parts, int32_t n_phases,
-                 void (*part)(void *, int32_t, uint32_t, int32_t), void *ctx) {
+void pe_pool_run(pe_pool *p, const pe_job *job) {
+  int32_t n_phases = job->n_phases;
   uint32_t run = atomic_load(&p->run) + 1;
   /* Close every phase first: from there on no late worker can claim a part of
    * the old run, and the counts may change. */
   for (int32_t i = 0; i < n_phases; i++) atomic_store(&p->phases[i].next, (uint64_t)run << 32 | CLOSED);
   for (int32_t i = 0; i < n_phases; i++) {
     atomic_store(&p->phases[i].done, 0);
-    atomic_store(&p->phases[i].parts, parts[i]);
+    atomic_store(&p->phases[i].parts, job->parts[i]);
     atomic_store(&p->phases[i].next, (uint64_t)run << 32);
   }
   atomic_store(&p->n_phases, n_phases);
-  atomic_store(&p->part, part);
-  atomic_store(&p->ctx, ctx);
+  atomic_store(&p->part, job->part);
+  atomic_store(&p->tail, job->tail);
+  atomic_store(&p->ctx, job->ctx);
   atomic_store(&p->run, run);
   wake_sleepers(p);
-  work(p, run, n_phases, part, ctx, 0);
+  work(p, run, n_phases, job->part, job->tail, job->ctx, 0);
 }
 
 int32_t pe_pool_threads(const pe_pool *p) { return p->n_threads; }

@@ -296,6 +296,7 @@ typedef struct pe_insn {   /* operands per opcode: table at the top of exec.c */
   int32_t op;
   int32_t count;           /* PE_COUNT_*: what its rows are */
   int32_t barrier;         /* 0: the next instruction may run beside this one */
+  int32_t tail, pad;       /* tail 1: where it is little work, the thread that ends the phase before may run it: no phase of its own */
   int32_t few, many;       /* PE_OP_MM: fn[1] from `few` rows on, fn[2] from `many` on */
   int32_t fn[3];           /* PE_OP_MM: rows of pe_rows() */
   pe_ref a[8];
@@ -331,6 +332,7 @@ int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_r
     /* binds: every operand is checked against its region; on PE_ERANGE or PE_EINVAL bad[0] is the instruction, bad[1] the operand */
 void pe_prog_free(pe_prog *);
 int pe_prog_run(pe_prog *, pe_pool *, const pe_step *, int32_t *bad);   /* PE_EINVAL: bad[0] is the field of the step, bad[1] the index */
+int32_t pe_prog_phases(const pe_prog *);         /* phases of the last step: tails and instructions without rows have none */
 void pe_prog_stop(pe_prog *, int32_t stop);      /* 1: a running step ends with PE_ESTOPPED; 0: runs again */
 void pe_prog_profile(pe_prog *, int64_t *ns);    /* NULL or [n_insns]: time of each instruction, summed over threads and steps */
 

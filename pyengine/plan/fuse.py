@@ -187,11 +187,13 @@ def quantize(instrs):
 
 
 def phases(instrs):
-    """Takes out the barriers between neighbours that do not need each other."""
+    """Takes out the barriers between neighbours that do not need each other. What is neither a matrix product nor
+    attention may be the tail of the phase before it."""
     read, written = set(), set()
     for n, i in enumerate(instrs):
         r = {key(v) for v in i.touched("ru")}
         w = {key(v) for v in i.touched("wu")}
+        i.tail = i.op not in ("MM", "ATTN")
         if n and not (r & written or w & written or w & read):
             instrs[n - 1].barrier = False
             read |= r

@@ -82,12 +82,13 @@ class Pages:
 class Instr:
     """One instruction before it is laid out: operands by name, shape numbers, scalars."""
 
-    __slots__ = ("op", "count", "args", "n", "f", "kernels", "label", "barrier")
+    __slots__ = ("op", "count", "args", "n", "f", "kernels", "label", "barrier", "tail")
 
     def __init__(self, op, count, args, n, f=None, kernels=None, label=""):
         self.op, self.count, self.n, self.f, self.kernels, self.label = op, count, n, f or {}, kernels, label
         self.args = {k: v for k, v in args.items() if v is not None}
-        self.barrier = True
+        self.barrier = True     # the next instruction waits until this one is done
+        self.tail = False       # may be run by the thread that ends the phase before, if it is little work
 
     def touched(self, modes):
         """Operands whose mode is in `modes` ("r", "w", "u")."""

@@ -202,7 +202,7 @@ class Program:
 
     def _encode(self, c, i):
         op = OPS[i.op]
-        c.op, c.count, c.barrier = op.code, COUNTS[i.count], i.barrier
+        c.op, c.count, c.barrier, c.tail = op.code, COUNTS[i.count], i.barrier, i.tail
         for slot, name in enumerate(op.operands):
             region, offset = self._place(i.args[name]) if name in i.args else (-1, 0)
             c.a[slot].region, c.a[slot].offset = region, offset
@@ -281,6 +281,11 @@ class Program:
     # ---- what people read ------------------------------------------------------------------------
 
     @property
+    def phases(self) -> int:
+        """Barriers of the last step: few rows take fewer than the instructions suggest (exec.c, make_phases)."""
+        return lib.pe_prog_phases(self._prog)
+
+    @property
     def profile(self):
         """[(instruction number, op, label, seconds summed over threads, weight bytes)] so far."""
         if self._profile is None:
@@ -288,15 +293,17 @@ class Program:
         return [(n, i.op, i.label, self._profile[n] / 1e9, _weight_bytes(i)) for n, i in enumerate(self.instrs)]
 
     def explain(self):
-        """The program, a line each: number, op, operands with type, shape and place, kernel, weight bytes."""
-        yield (f"{self.arch}: {len(self.instrs)} instructions in {sum(i.barrier for i in self.instrs)} phases, "
-               f"at most {self.max_tokens} tokens, {self.max_wanted} wanted rows, {self.max_seqs} sequences of {self.n_ctx} positions")
+        """The program, a line each: number, phase, op, operands with type, shape and place, kernel, weight
+        bytes. "+": in a step of few rows it is the tail of the phase before (csrc/exec.c, make_phases)."""
+        few, many = self.count_phases()
+        yield (f"{self.arch}: {len(self.instrs)} instructions in {few} phases for few rows, {many} for many; at most "
+               f"{self.max_tokens} tokens, {self.max_wanted} wanted rows, {self.max_seqs} sequences of {self.n_ctx} positions")
         phase = 0
         for n, i in enumerate(self.instrs):
             operands = "  ".join(f"{name}={self._describe(i.args[name])}" for name in OPS[i.op].operands if name in i.args)
             kernel = f"  [{' | '.join(dict.fromkeys(i.kernels.names))}; few from {i.kernels.few}, many from {i.kernels.many}]" if i.kernels else ""
             size = _weight_bytes(i)
-            yield f"{n:4d} {phase:4d} {i.op:<10} {i.count:<6} {operands}{kernel}" + (f"  {size:,} B" if size else "")
+            yield f"{n:4d} {phase:4d}{'+' if i.tail else ' '} {i.op:<10} {i.count:<6} {operands}{kernel}" + (f"  {size:,} B" if size else "")
             phase += i.barrier
         for n, g in enumerate(self.groups):
             yield (f"cache group {n}: {len(g.layers)} layers, window {g.window or 'none'}, {g.n_kv} KV heads of {g.dk}/{g.dv}, "
@@ -306,6 +313,16 @@ class Program:
         yield f"arena {self.arena_bytes:,} B, logits {self.logits_bytes:,} B, constants {len(self._consts):,} B"
         yield (f"peak memory: {weights:,} B of weights (mapped, shared) + {cache:,} B of cache for a sequence of {self.n_ctx} positions "
                f"+ {self.arena_bytes + self.logits_bytes + len(self._consts):,} B; all of it touched only as it is used")
+
+    def count_phases(self):
+        """Phases if every tail is small, and if none is."""
+        groups, tails = [], []
+        for n, i in enumerate(self.instrs):
+            if not n or self.instrs[n - 1].barrier:
+                groups.append(True)
+                tails.append(n > 0)
+            tails[-1] &= i.tail
+        return len(groups) - sum(tails), len(groups)
 
     def _describe(self, v):
         if isinstance(v, Weight):

@@ -1,5 +1,5 @@
 /* stress_pool.c: many short runs of random shape over pools of 1, 3 and 5 threads: every part runs exactly
- * once, and a phase sees what the phase before it wrote. Built with -fsanitize=thread by `make check-threads`. */
+ * once, then its tail, and a phase sees what the phase before it wrote. Built with -fsanitize=thread by `make check-threads`. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,6 +13,7 @@ typedef struct job {
   uint32_t parts[PHASES];
   int chain[PHASES];           /* plain memory on purpose: the barrier must order it */
   int count[PHASES][PARTS];
+  int tail[PHASES];
 } job;
 
 static _Atomic int bad;
@@ -22,7 +23,16 @@ static void part(void *ctx, int32_t phase, uint32_t part, int32_t thread) {
   (void)thread;
   if (part >= j->parts[phase]) bad = 1;
   else j->count[phase][part]++;
-  if (part == 0) j->chain[phase] = phase ? j->chain[phase - 1] + 1 : 1;
+  if (part == 0) j->chain[phase] = phase ? j->tail[phase - 1] + 1 : 1;
+}
+
+static void tail(void *ctx, int32_t phase, int32_t thread) {
+  job *j = ctx;
+  (void)thread;
+  for (uint32_t k = 0; k < j->parts[phase]; k++)
+    if (j->count[phase][k] != 1) bad = 4;
+  if (j->tail[phase]) bad = 5;
+  j->tail[phase] = j->chain[phase];
 }
 
 int main(void) {
@@ -39,11 +49,11 @@ int main(void) {
         seed = seed * 1664525 + 1013904223;
         j.parts[i] = 1 + (seed >> 10) % PARTS;
       }
-      pe_pool_run(pool, j.parts, j.n_phases, part, &j);
+      pe_pool_run(pool, &(pe_job){part, tail, &j, j.parts, j.n_phases});
       for (int i = 0; i < j.n_phases; i++)
         for (uint32_t k = 0; k < PARTS; k++)
           if (j.count[i][k] != (k < j.parts[i])) bad = 2;
-      if (j.chain[j.n_phases - 1] != j.n_phases) bad = 3;
+      if (j.tail[j.n_phases - 1] != j.n_phases) bad = 3;
     }
     pe_pool_free(pool);
   }

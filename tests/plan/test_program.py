@@ -215,11 +215,24 @@ def test_explain_names_every_instruction(tiny, runner):
     assert lines[-2].startswith("arena") and lines[-1].startswith("peak memory")
 
 
-def test_about_ten_phases_a_layer(tiny, runner):
-    """Barriers cost; a fused layer of llama has ten."""
-    r = runner(tiny(arch="llama", n_layer=4))
-    phases = sum(i.barrier for i in r.program.instrs)
-    assert phases <= 4 * 10 + 4
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_five_phases_a_layer(tiny, runner, arch):
+    """A step of few rows waits five times a layer: q, k, v | attention | output | gate, up | down, each with
+    what follows it as its tail; many rows share that work. Without wanted rows the head costs no phase."""
+    r = runner(tiny(arch=arch, n_layer=4, n_ff=(1024,)))
+    few, many = r.program.count_phases()
+    assert few == 4 * 5 + 2
+    assert f"in {few} phases for few rows, {many} for many" in next(r.program.explain())
+    r.step([(0, 0, TOKENS[:1])])
+    assert r.program.phases == few
+    r.step([(0, 1, TOKENS[:60])])
+    assert few < r.program.phases <= many
+    with_head = r.program.phases
+    r.step([(0, 1, TOKENS[:60])], wanted=[])
+    assert r.program.phases < with_head
+    plain = runner(tiny(arch=arch, n_layer=4), fuse=False)
+    plain.step([(0, 0, TOKENS[:1])])
+    assert plain.program.phases == len(plain.program.instrs)
 
 
 def test_profile_counts_time_per_instruction(tiny):
