@@ -52,7 +52,7 @@ def _symmetric(x, q_low, q_high, s_low, s_high):
     return d, sc.astype(np.int32), q.astype(np.int32).reshape(len(x), 256)
 
 
-def _scales_6bit(sc, m):
+def scales_6bit(sc, m):
     """Eight 6-bit scales and minima in twelve bytes (q4_K and q5_K)."""
     import numpy as np
 
@@ -101,7 +101,7 @@ def q4_k(x):
     import numpy as np
 
     d, dmin, sc, m, q = _asymmetric(x, 32, 15, 63)
-    return np.concatenate([_f16_bytes(d), _f16_bytes(dmin), _scales_6bit(sc, m), _nibbles(q)], 1)
+    return np.concatenate([_f16_bytes(d), _f16_bytes(dmin), scales_6bit(sc, m), _nibbles(q)], 1)
 
 
 def q5_k(x):
@@ -112,7 +112,7 @@ def q5_k(x):
     qh = np.zeros((len(x), 32), np.uint8)
     for bit in range(8):
         qh |= high[:, bit] << bit
-    return np.concatenate([_f16_bytes(d), _f16_bytes(dmin), _scales_6bit(sc, m), qh, _nibbles(q & 15)], 1)
+    return np.concatenate([_f16_bytes(d), _f16_bytes(dmin), scales_6bit(sc, m), qh, _nibbles(q & 15)], 1)
 
 
 def q6_k(x):
