@@ -5,15 +5,17 @@
  * A row is one (token, head) pair, token-major. Rows go in tiles of up to TILE, a tile
  * goes through its chunks in order; scores of one chunk lie in scratch. In a tile, K is
  * read strip by strip (16 positions x dk) and V column block by column block (positions
- * x 16 columns); each is made float once and used by all rows, BLOCK rows by sixteen
- * lanes in registers. Up to DIRECT rows in all (decode), K and V are used as they lie.
+ * x 16 columns); each is made float once and used by all rows. Up to DIRECT rows in all
+ * (decode), K and V are used as they lie, and read only once where a block takes all rows.
  *
  * What a row sees is a range [lo, hi) of each chunk; both bounds rise with the row, so
  * a block of rows shares [lo of its last, hi of its first) and has ragged ends, which
  * go row by row. Positions outside are computed at most, and never added. */
 
-enum { TILE = 96, BLOCK = 6, P_STRIDE = PE_CHUNK + 16 };   /* + 16: rows not a multiple of 1 KB apart */
-enum { DIRECT = 2 * BLOCK, DIRECT_DV = 1024 };             /* more rows or wider heads take the tile's way */
+#include "attn_blocks.inl.c"
+
+enum { TILE = 96, DIRECT = 12, DIRECT_DV = 1024 };         /* more rows or wider heads than DIRECT's take the tile's way */
+enum { PANEL_DK = PE_MAX_DK / PANEL };                     /* larger K is used as it lies */
 
 typedef struct {
   float p[TILE][P_STRIDE];                  /* scores, then exp(s - m), of the chunk */
@@ -25,81 +27,15 @@ typedef struct {
   int32_t seen[TILE];                       /* chunks merged so far: 0 or 1 */
   const float *q[TILE];
   float *o[TILE];
-  float o16[BLOCK][16];                     /* sixteen columns of a block's o in this chunk */
+  int32_t more;                             /* this call goes on to the next chunk */
+  float o16[BLOCK][16 * PANEL];             /* some columns of a block's o in this chunk */
   union {
-    float k[PE_MAX_DK][16];
-    float v[PE_CHUNK][16];
+    float k[PANEL * PANEL_DK][16];
+    float v[PE_CHUNK][16 * PANEL];
     float o1[DIRECT][DIRECT_DV];            /* all o in this chunk */
   } u;
 } attn_tile;
 _Static_assert(sizeof(attn_tile) <= PE_SCRATCH, "scratch");
-
-/* Accumulators stay in registers only if the loops over them are unrolled early. */
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 6")
-#endif
-
-/* Scores of R rows and T strips of f16 or float K: lanes are positions, dimensions in order. */
-typedef void qk_fn(float *p, const float *const *q, const void *k, int64_t dk, float scale);
-#define QK(NAME, R, T, TYPE, LOAD)                                                              \
-  static void NAME(float *p, const float *const *q, const void *k_, int64_t dk, float scale) {  \
-    const TYPE *k = (const TYPE *)k_;                                                           \
-    const float *qr[R];                                                                         \
-    v16 acc[R][T];                                                                              \
-    UNROLL for (int r = 0; r < R; r++) qr[r] = q[r];                                                   \
-    UNROLL for (int r = 0; r < R; r++)                                                                 \
-      UNROLL for (int t = 0; t < T; t++) acc[r][t] = v16_set(0.0f);                                    \
-    for (int64_t d = 0; d < dk; d++) {                                                          \
-      v16 kd[T];                                                                                \
-      UNROLL for (int t = 0; t < T; t++) kd[t] = LOAD(k + (t * dk + d) * 16);                          \
-      UNROLL for (int r = 0; r < R; r++) {                                                             \
-        v16 b = v16_set(qr[r][d]);                                                              \
-        UNROLL for (int t = 0; t < T; t++) acc[r][t] = v16_fma(b, kd[t], acc[r][t]);                   \
-      }                                                                                         \
-    }                                                                                           \
-    UNROLL for (int r = 0; r < R; r++)                                                                 \
-      UNROLL for (int t = 0; t < T; t++) v16_store(p + r * P_STRIDE + 16 * t, v16_mul(acc[r][t], v16_set(scale))); \
-  }
-#define QK_F32(R) QK(qk_f32_##R, R, 1, float, v16_load)
-#define QK_F16(R, T) QK(qk_f16_##R, R, T, uint16_t, v16_load_f16)
-QK_F32(1) QK_F32(2) QK_F32(3) QK_F32(4) QK_F32(5) QK_F32(6)
-QK_F16(1, 4) QK_F16(2, 2) QK_F16(3, 2) QK_F16(4, 1) QK_F16(5, 1) QK_F16(6, 1)
-static qk_fn *const qk_f32[BLOCK] = {qk_f32_1, qk_f32_2, qk_f32_3, qk_f32_4, qk_f32_5, qk_f32_6};
-static qk_fn *const qk_f16[BLOCK] = {qk_f16_1, qk_f16_2, qk_f16_3, qk_f16_4, qk_f16_5, qk_f16_6};
-static const int qk_f16_strips[BLOCK] = {4, 2, 2, 1, 1, 1};
-
-/* o[r][16*C] += p[r][i] * v[i] for n positions in order: lanes are columns. v_stride in elements. */
-typedef void pv_fn(float *o, int64_t o_stride, const float *p, const void *v, int64_t v_stride, int64_t n);
-#define PV(NAME, R, C, TYPE, LOAD)                                                              \
-  static void NAME(float *o, int64_t o_stride, const float *p, const void *v_, int64_t v_stride, int64_t n) { \
-    const TYPE *v = (const TYPE *)v_;                                                           \
-    v16 acc[R][C];                                                                              \
-    UNROLL for (int r = 0; r < R; r++)                                                                 \
-      UNROLL for (int c = 0; c < C; c++) acc[r][c] = v16_load(o + r * o_stride + 16 * c);              \
-    for (int64_t i = 0; i < n; i++) {                                                           \
-      v16 vi[C];                                                                                \
-      UNROLL for (int c = 0; c < C; c++) vi[c] = LOAD(v + i * v_stride + 16 * c);                      \
-      UNROLL for (int r = 0; r < R; r++) {                                                             \
-        v16 b = v16_set(p[r * P_STRIDE + i]);                                                   \
-        UNROLL for (int c = 0; c < C; c++) acc[r][c] = v16_fma(b, vi[c], acc[r][c]);                   \
-      }                                                                                         \
-    }                                                                                           \
-    UNROLL for (int r = 0; r < R; r++)                                                                 \
-      UNROLL for (int c = 0; c < C; c++) v16_store(o + r * o_stride + 16 * c, acc[r][c]);              \
-  }
-#define PV_F32(R) PV(pv_f32_##R, R, 1, float, v16_load)
-#define PV_F16(R, C) PV(pv_f16_##R##_##C, R, C, uint16_t, v16_load_f16)
-PV_F32(1) PV_F32(2) PV_F32(3) PV_F32(4) PV_F32(5) PV_F32(6)
-PV_F16(1, 1) PV_F16(2, 1) PV_F16(3, 1) PV_F16(4, 1) PV_F16(5, 1) PV_F16(6, 1)
-PV_F16(1, 2) PV_F16(1, 4) PV_F16(2, 2) PV_F16(3, 2)
-static pv_fn *const pv_f32[BLOCK] = {pv_f32_1, pv_f32_2, pv_f32_3, pv_f32_4, pv_f32_5, pv_f32_6};
-static pv_fn *const pv_f16[BLOCK] = {pv_f16_1_1, pv_f16_2_1, pv_f16_3_1, pv_f16_4_1, pv_f16_5_1, pv_f16_6_1};
-static const struct { int columns; pv_fn *many, *one; } pv_f16_wide[BLOCK] = {
-    {64, pv_f16_1_4, pv_f16_1_4}, {32, pv_f16_2_2, pv_f16_1_2}, {32, pv_f16_3_2, pv_f16_1_2},
-    {16, pv_f16_4_1, pv_f16_1_1}, {16, pv_f16_5_1, pv_f16_1_1}, {16, pv_f16_6_1, pv_f16_1_1},
-};
 
 static inline const uint8_t *page_of(const pe_attn *a, int64_t pos) {
   return a->kv + (int64_t)a->table[pos / PE_PAGE] * a->page_stride;
@@ -112,29 +48,42 @@ static inline const uint16_t *v_row(const pe_attn *a, int64_t pos) {        /* f
 }
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }
-static inline int direct_block(int n) { return n <= BLOCK ? n : (n + 1) / 2; }         /* 8 rows are 4 and 4, not 6 and 2 */
+static inline int direct_block(int n) { return n <= BLOCK ? n : n <= 2 * BLOCK ? (n + 1) / 2 : BLOCK; }   /* 8 rows are 4 and 4, not 6 and 2 */
 static inline int rows_of_block(int n, int b) { return n - b < BLOCK ? n - b : BLOCK; }
+
+/* Decode reads K and V as one stream: the chunk's K, its V, the next chunk's K. These say
+ * where it is at position i, which may lie behind the chunk. The hardware's prefetcher
+ * stops at each 4 KB, and a page fetched at once is 11.7 GB/s where this is 20. */
+static inline const char *v_ahead(const pe_attn *a, const attn_tile *t, int n, int64_t base, int i, const void *here) {
+  if (i < t->hi[n - 1]) return (const char *)v_row(a, base + i);
+  return t->more ? (const char *)k_strip(a, base + PE_CHUNK) : (const char *)here;   /* nothing left: what is in cache */
+}
+static inline const char *k_ahead(const pe_attn *a, const attn_tile *t, int n, int64_t base, int i) {
+  int hi = t->hi[n - 1];
+  return (const char *)(i < hi ? k_strip(a, base + i) : v_row(a, base + least(t->lo[0] + i - hi, hi - 1)));
+}
 
 /* Scores of the chunk from `base` for all rows that see some of a strip. */
 static void attn_scores(const pe_attn *a, attn_tile *t, int n, int64_t base) {
   int lo = t->lo[0] & ~15, hi = t->hi[n - 1];
-  if (n <= DIRECT) {
-    int half = direct_block(n);
+  if (n <= DIRECT || a->dk > PANEL_DK) {
+    int part = direct_block(n);
     for (int s = lo, end; s < hi; s = end) {
       end = least((s / PE_PAGE + 1) * PE_PAGE, hi);
-      for (int b = 0; b < n; b += half) {
-        int m = least(half, n - b), step = 16 * qk_f16_strips[m - 1];     /* divides a page */
-        for (int i = s / step * step; i < end; i += step) qk_f16[m - 1](&t->p[b][i], t->q + b, k_strip(a, base + i), a->dk, a->scale);
+      for (int b = 0; b < n; b += part) {
+        int m = least(part, n - b), step = 16 * STRIPS(m);              /* divides a page */
+        for (int i = s / step * step; i < end; i += step)
+          qk_f16[m - 1](&t->p[b][i], t->q + b, k_strip(a, base + i), a->dk, a->scale, k_ahead(a, t, n, base, i + most(step, 32)));
       }
     }
     return;
   }
-  for (int s = lo; s < hi; s += 16) {
+  for (int s = lo / (16 * PANEL) * (16 * PANEL); s < hi; s += 16 * PANEL) {
     const uint16_t *k = k_strip(a, base + s);
-    for (int64_t d = 0; d < a->dk; d++) v16_store(t->u.k[d], v16_load_f16(k + 16 * d));
+    for (int64_t d = 0; d < PANEL * a->dk; d++) v16_store(t->u.k[d], v16_load_f16(k + 16 * d));
     for (int b = 0; b < n; b += BLOCK) {
       int m = rows_of_block(n, b);
-      if (t->lo[b] < s + 16 && s < t->hi[b + m - 1]) qk_f32[m - 1](&t->p[b][s], t->q + b, t->u.k, a->dk, a->scale);
+      if (t->lo[b] < s + 16 * PANEL && s < t->hi[b + m - 1]) qk_f32[m - 1](&t->p[b][s], t->q + b, t->u.k, a->dk, a->scale, NULL);
     }
   }
 }
@@ -186,58 +135,66 @@ static inline void merge_columns(attn_tile *t, int r, int64_t column, const floa
 }
 
 /* Rows b..b+m over positions [from, to) of the chunk, in order for each row: what only
- * the earlier rows see, what all see, what only the later rows see. v is at `from`. */
+ * the earlier rows see, what all see, what only the later rows see. v is at `from`;
+ * `many` takes m rows and `columns`, `one` one row and one_columns. */
 static void pv_rows(const attn_tile *t, int b, int m, float *o, int64_t o_stride, const void *v, int64_t v_stride, int size,
-                    int from, int to, pv_fn *many, pv_fn *one) {
+                    int from, int to, const char *ahead, pv_fn *many, int columns, pv_fn *one, int one_columns) {
   int all_lo = most(t->lo[b + m - 1], from), all_hi = least(t->hi[b], to);
   if (all_lo >= all_hi) all_lo = all_hi = to;                   /* nothing shared: all goes row by row, first part */
   for (int part = 0; part < 3; part++) {
     int lo = part == 0 ? from : part == 1 ? all_lo : all_hi, hi = part == 0 ? all_lo : part == 1 ? all_hi : to;
     if (lo >= hi) continue;
     if (part == 1) {
-      many(o, o_stride, &t->p[b][lo], (const char *)v + (lo - from) * v_stride * size, v_stride, hi - lo);
+      many(o, o_stride, &t->p[b][lo], (const char *)v + (lo - from) * v_stride * size, v_stride, hi - lo, ahead);
       continue;
     }
     for (int r = 0; r < m; r++) {
       int l = most(t->lo[b + r], lo), h = least(t->hi[b + r], hi);
-      if (l < h) one(o + r * o_stride, o_stride, &t->p[b + r][l], (const char *)v + (l - from) * v_stride * size, v_stride, h - l);
+      for (int c = 0; c < columns && l < h; c += one_columns)
+        one(o + r * o_stride + c, o_stride, &t->p[b + r][l], (const char *)v + ((l - from) * v_stride + c) * size, v_stride, h - l, ahead);
     }
   }
 }
 
-/* V in column blocks of sixteen, made float once for the tile. */
+/* V in blocks of columns, made float once for the tile. */
 static void attn_values(const pe_attn *a, attn_tile *t, int n, int64_t base) {
   int lo = t->lo[0], hi = t->hi[n - 1];
-  for (int64_t j = 0; j < a->dv; j += 16) {
-    int w = a->dv - j < 16 ? (int)(a->dv - j) : 16;
+  for (int64_t j = 0; j < a->dv; j += 16 * PANEL) {
+    int w[PANEL];
+    for (int c = 0; c < PANEL; c++) w[c] = (int)(a->dv - j - 16 * c < 0 ? 0 : a->dv - j - 16 * c < 16 ? a->dv - j - 16 * c : 16);
     for (int s = lo; s < hi;) {
       int end = least((s / PE_PAGE + 1) * PE_PAGE, hi);
       const uint16_t *v = v_row(a, base + s) + j;
-      for (; s < end; s++, v += a->dv) v16_store(t->u.v[s], w == 16 ? v16_load_f16(v) : v16_load_f16_n(v, w));
+      for (; s < end; s++, v += a->dv)
+        for (int c = 0; c < PANEL; c++)
+          v16_store(t->u.v[s] + 16 * c, w[c] == 16 ? v16_load_f16(v + 16 * c) : v16_load_f16_n(v + (w[c] ? 16 * c : 0), w[c]));
     }
     for (int b = 0; b < n; b += BLOCK) {
       int m = rows_of_block(n, b);
       memset(t->o16, 0, sizeof t->o16);
-      pv_rows(t, b, m, t->o16[0], 16, t->u.v[lo], 16, 4, lo, hi, pv_f32[m - 1], pv_f32_1);
+      pv_rows(t, b, m, t->o16[0], 16 * PANEL, t->u.v[lo], 16 * PANEL, 4, lo, hi, NULL, pv_f32[m - 1], 16 * PANEL, pv_f32[0], 16 * PANEL);
       for (int r = b; r < b + m; r++)
-        if (t->lo[r] < t->hi[r]) merge_columns(t, r, j, t->o16[r - b], w);
+        for (int c = 0; c < PANEL && w[c] && t->lo[r] < t->hi[r]; c++) merge_columns(t, r, j + 16 * c, t->o16[r - b] + 16 * c, w[c]);
     }
   }
 }
 
-/* V as it lies, page by page, for up to DIRECT rows; dv is a multiple of 16. */
+/* V as it lies, in spans of up to 8 KB, for up to DIRECT rows; dv is a multiple of 16. */
 static void attn_values_direct(const pe_attn *a, attn_tile *t, int n, int64_t base) {
-  int lo = t->lo[0], hi = t->hi[n - 1], half = direct_block(n);
+  int lo = t->lo[0], hi = t->hi[n - 1], part = direct_block(n), span = a->dv <= 64 ? 64 : a->dv <= 128 ? 32 : 16;
   for (int r = 0; r < n; r++) memset(t->u.o1[r], 0, (size_t)a->dv * 4);
   for (int s = lo, end; s < hi; s = end) {
-    end = least((s / PE_PAGE + 1) * PE_PAGE, hi);
+    end = least((s / span + 1) * span, hi);
     const uint16_t *v = v_row(a, base + s);
-    for (int b = 0; b < n; b += half) {
-      int m = least(half, n - b), wide = pv_f16_wide[m - 1].columns;
-      int64_t j = 0;
-      for (; j + wide <= a->dv; j += wide)
-        pv_rows(t, b, m, t->u.o1[b] + j, DIRECT_DV, v + j, a->dv, 2, s, end, pv_f16_wide[m - 1].many, pv_f16_wide[m - 1].one);
-      for (; j < a->dv; j += 16) pv_rows(t, b, m, t->u.o1[b] + j, DIRECT_DV, v + j, a->dv, 2, s, end, pv_f16[m - 1], pv_f16_1_1);
+    const char *ahead = v_ahead(a, t, n, base, s + span, v);
+    for (int b = 0; b < n; b += part) {
+      int m = least(part, n - b), wide = 16 * STRIPS(m);
+      for (int64_t j = 0; j < a->dv;) {
+        int columns = j + wide <= a->dv ? wide : 16;
+        pv_rows(t, b, m, t->u.o1[b] + j, DIRECT_DV, v + j, a->dv, 2, s, end, ahead + 2 * j * (end - s),
+                columns > 16 ? pv_f16[m - 1] : pv_f16_narrow[m - 1], columns, pv_f16_narrow[0], 16);
+        j += columns;
+      }
     }
   }
   for (int r = 0; r < n; r++)
@@ -297,6 +254,7 @@ static void attn_rows(const pe_attn *a, attn_tile *t, int64_t r0, int n) {
   for (int r = 0; r < TILE; r++) t->m[r] = t->l[r] = t->m1[r] = t->l1[r] = 0.0f;
   for (int64_t c = c0; c < c1; c++) {
     int64_t base = c * PE_CHUNK;
+    t->more = c + 1 < c1;
     for (int r = 0; r < n; r++) {
       int64_t p = a->pos + (r0 + r) / a->n_group;
       t->lo[r] = a->window > 0 ? clamp_chunk(p - a->window + 1 - base) : 0;
@@ -327,17 +285,30 @@ static void op_attn(const pe_attn *a) {
   for (int64_t r = 0; r < rows; r += TILE) attn_rows(a, t, r, (int)(rows - r < TILE ? rows - r : TILE));
 }
 
+/* The maxima run ahead of the sums, so that exp takes sixteen chunks at once; each column
+ * block then goes through the sixteen in registers. */
 static void op_attn_merge(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv) {
   const float *p = part + c0 * part_stride;
   memcpy(o, p, (size_t)dv * 4);
-  v16 m = v16_set(p[dv]), l = v16_set(p[dv + 1]), e0, e1;
-  for (int64_t c = c0 + 1; c < c1; c++) {
+  float m = p[dv];
+  v16 l = v16_set(p[dv + 1]);
+  for (int64_t c = c0 + 1; c < c1; c += 16) {
+    int n = (int)(c1 - c < 16 ? c1 - c : 16);
+    float m0[16] = {0}, m1[16] = {0}, both[16] = {0}, e0[16], e1[16];
     p = part + c * part_stride;
-    merge_factors(m, l, v16_set(p[dv]), v16_set(p[dv + 1]), &m, &l, &e0, &e1);
+    for (int i = 0; i < n; i++) {
+      m0[i] = m;
+      m1[i] = p[i * part_stride + dv];
+      both[i] = m = m > m1[i] ? m : m1[i];
+    }
+    v16_store(e0, v16_exp(v16_sub(v16_load(m0), v16_load(both))));
+    v16_store(e1, v16_exp(v16_sub(v16_load(m1), v16_load(both))));
+    for (int i = 0; i < n; i++) l = v16_fma(l, v16_set(e0[i]), v16_mul(v16_set(p[i * part_stride + dv + 1]), v16_set(e1[i])));
     for (int64_t j = 0; j < dv; j += 16) {
       int w = dv - j < 16 ? (int)(dv - j) : 16;
-      v16 x = v16_load_n(o + j, w), x1 = v16_load_n(p + j, w);
-      v16_store_n(o + j, v16_fma(x, e0, v16_mul(x1, e1)), w);
+      v16 x = v16_load_n(o + j, w);
+      for (int i = 0; i < n; i++) x = v16_fma(x, v16_set(e0[i]), v16_mul(v16_load_n(p + i * part_stride + j, w), v16_set(e1[i])));
+      v16_store_n(o + j, x, w);
     }
   }
   float out[16];

@@ -78,6 +78,8 @@ void pe_half_soft(uint16_t *h, float *y, const float *x, int64_t n);  /* for tes
 #define PE_PAGE 64         /* positions per KV page */
 #define PE_CHUNK 256       /* positions per attention chunk */
 #define PE_MAX_DK 2048     /* largest head size of K that attention's scratch holds */
+#define PE_KV_F16 0
+#define PE_KV_Q8_0 1
 #define PE_ACT_SILU 0
 #define PE_ACT_GELU 1        /* tanh form */
 #define PE_ACT_GELU_ERF 2
@@ -96,6 +98,7 @@ typedef struct pe_attn {   /* one KV head, its group of query heads, some tokens
   int64_t page_stride;     /* bytes */
   int64_t k_off, v_off;    /* this head's K and V within the page: K is f16 [PE_PAGE/16][dk][16] (strips of 16
                               positions, see docs/arithmetic.md), V is f16 [PE_PAGE][dv] */
+  int32_t kv_type;         /* PE_KV_* */
   float scale;             /* score = rn(q.k * scale), then cap*tanh(score/cap) where softcap > 0 */
   float softcap;
   int64_t c0, c1;          /* chunks to visit, clipped by what each token sees */

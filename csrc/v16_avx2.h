@@ -11,6 +11,7 @@ typedef struct { __m256 a, b; } v16;
 typedef struct { __m256i a, b; } v16i;
 typedef v16i v16m;
 #define W static inline __attribute__((always_inline))
+enum { V16_REGISTERS = 8 };
 
 /* ---- memory ---------------------------------------------------------------------- */
 static const int32_t v16_first_lanes[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};

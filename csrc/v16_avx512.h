@@ -11,6 +11,7 @@ typedef __m512 v16;
 typedef __m512i v16i;
 typedef __mmask16 v16m;
 #define W static inline __attribute__((always_inline))
+enum { V16_REGISTERS = 32 };
 
 /* ---- memory ---------------------------------------------------------------------- */
 W v16m v16_first(int n) { return (v16m)((1u << n) - 1); }

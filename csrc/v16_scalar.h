@@ -12,6 +12,7 @@ typedef struct { int32_t i[16]; } v16i;
 typedef v16i v16m;
 #define W static inline
 #define LANES for (int i = 0; i < 16; i++)
+enum { V16_REGISTERS = 8 };   /* how many v16 a kernel may count on being in registers */
 
 /* ---- memory; _n: the first n lanes (0..16), the others read +0 and are not written ---- */
 W v16 v16_set(float x) { v16 r; LANES r.f[i] = x; return r; }

@@ -165,7 +165,8 @@ def test_near_the_softmax_in_double(dk):
 
 @pytest.mark.parametrize("tier", OTHERS)
 @pytest.mark.parametrize("dk,dv,n_group", [(1, 1, 1), (8, 8, 2), (16, 16, 5), (40, 40, 3), (64, 64, 3), (80, 80, 1), (96, 96, 2), (128, 128, 4),
-                                           (256, 256, 4), (64, 20, 7), (20, 64, 9), (192, 128, 1)])
+                                           (256, 256, 4), (64, 20, 7), (20, 64, 9), (192, 128, 1), (64, 64, 8), (32, 48, 12), (16, 16, 11), (48, 32, 10),
+                                           (64, 80, 6), (1040, 16, 1)])
 def test_tiers_and_cuts(tier, dk, dv, n_group):
     """The scalar tier a token at a time against the other tier in every cut."""
     n = 310 if dk * n_group < 500 else 270
@@ -192,6 +193,15 @@ def test_partials_merge_to_the_same_bits(tier, how):
         want = case.attend(TIERS[tier], pos, n_q, **how)
         for cuts in ([], [1], [1, 2, 3, 4], [2, 3]):
             assert same(case.by_parts(TIERS[tier], pos, n_q, cuts, **how), want), (pos, cuts)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_many_partials_merge_to_the_same_bits(tier):
+    """More chunks than the sixteen that the merge takes at once."""
+    case = Case(35 * CHUNK + 9, 1, 8, 24, tier=tier)
+    for pos in (16 * CHUNK, 17 * CHUNK + 5, case.n_pos - 1):
+        want = case.attend(TIERS[tier], pos, 1)
+        assert same(case.by_parts(TIERS[tier], pos, 1, range(1, 36)), want), pos
 
 
 @pytest.mark.parametrize("tier", TIERS)
