@@ -1,5 +1,6 @@
 /* exec.c: runs an instruction array over the pool. It knows operands, row counts
- * and parts; the arithmetic is in the kernels it calls. Allocates only when a
+ * and parts; the arithmetic is in the kernels it calls. Matrix products are in
+ * exec_mm.c, what sees pages in exec_attn.c. Allocates only when a
  * program is bound (pe_prog_new).
  *
  * Every float row in the arena has a stride that is a multiple of 16 floats; "up(k)"
@@ -20,6 +21,8 @@
  *  ATTN_OUT    0 partials, 1 out, 2 Q32, 3 Q256   n_head n_kv dk dv window cap
  *  GLU         0 gate, 1 up, 2 y, 3 Q32, 4 Q256   k kind
  *  EW          0 a, 1 b, 2 y                      k what kind                              value
+ *  FFN         0 gate weight, 1 up weight, 2 activations, 3 y, 4 Q32, 5 Q256      k rows row_bytes act kind
+ *              act(gate x) * (up x), written as floats and as activation rows
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -28,11 +31,11 @@
 #include "exec.h"
 #include "fpenv.h"
 
-#define N_OPS 9
+#define N_OPS 10
 
 /* ---- rows and tiles of a step ---------------------------------------------------- */
 
-static int64_t rows_of(const pe_prog *p, const pe_insn *in) {
+int64_t pe_rows_of(const pe_prog *p, const pe_insn *in) {
   return in->count == PE_COUNT_WANTED ? p->step.n_wanted : p->step.n_tokens;
 }
 
@@ -46,7 +49,7 @@ static uint8_t *act_row(const pe_prog *p, pe_ref r, int32_t act, int64_t k, int6
 
 /* ---- EMBED, ROPE_TABLE, NORM, GLU, EW ---------------------------------------------- */
 
-static uint32_t parts_rows(const pe_prog *p, const pe_insn *in) { return (uint32_t)rows_of(p, in); }
+static uint32_t parts_rows(const pe_prog *p, const pe_insn *in) { return (uint32_t)pe_rows_of(p, in); }
 
 static void run_embed(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
   (void)thread;
@@ -62,15 +65,14 @@ static void run_rope_table(pe_prog *p, const pe_insn *in, int64_t row, int32_t t
                    p->pos[row], (float)in->f[0]);
 }
 
-static void quantize(const pe_prog *p, pe_ref q32, pe_ref q256, const float *x, int64_t k, int64_t row, int64_t e0, int64_t e1) {
-  /* e0, e1: the elements to make, of which x holds e0.. at its place in the whole row */
+void pe_quantize(const pe_prog *p, pe_ref q32, pe_ref q256, const float *x, int64_t k, int64_t row, int64_t e0, int64_t e1) {
   if (pe_has(q32)) p->v->quant32(act_row(p, q32, PE_ACT_Q32, k, row), x, k, e0 / 32, e1 / 32);
   if (pe_has(q256)) p->v->quant256(act_row(p, q256, PE_ACT_Q256, k, row), x, k, e0 / 256, e1 / 256);
 }
 
 static void run_norm(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
   int64_t k = in->n[0], src = in->n[2] ? p->step.wanted[row] : row;
-  float *tmp = (float *)(p->scratch + thread * (int64_t)(PE_SCRATCH + p->row_bytes) + PE_SCRATCH);
+  float *tmp = (float *)(pe_scratch(p, thread) + PE_SCRATCH);
   const float *x = pe_row_f32(p, in->a[0], k, src);
   float eps = (float)in->f[0];
   if (pe_has(in->a[1])) {
@@ -87,7 +89,7 @@ static void run_norm(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread)
   if (in->n[1] == 1) p->v->rms_norm(y, x, w, k, eps);
   else if (in->n[1] == 2) p->v->layer_norm(y, x, w, pe_has(in->a[4]) ? (const float *)pe_at(p, in->a[4]) : NULL, k, eps);
   else if (pe_has(in->a[5]) && y != x) memcpy(y, x, (size_t)k * sizeof *y);
-  quantize(p, in->a[6], in->a[7], in->n[1] ? y : x, k, row, 0, k);
+  pe_quantize(p, in->a[6], in->a[7], in->n[1] ? y : x, k, row, 0, k);
 }
 
 /* A row of a GLU is cut into pieces of 1,024, so that a single token's feed-forward
@@ -95,16 +97,16 @@ static void run_norm(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread)
 #define GLU_PIECE 1024
 
 static uint32_t parts_glu(const pe_prog *p, const pe_insn *in) {
-  return (uint32_t)(rows_of(p, in) * ((in->n[0] + GLU_PIECE - 1) / GLU_PIECE));
+  return (uint32_t)(pe_rows_of(p, in) * ((in->n[0] + GLU_PIECE - 1) / GLU_PIECE));
 }
 
 static void run_glu(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
   int64_t k = in->n[0], pieces = (k + GLU_PIECE - 1) / GLU_PIECE;
   int64_t row = part / pieces, e0 = part % pieces * GLU_PIECE, e1 = e0 + GLU_PIECE < k ? e0 + GLU_PIECE : k;
-  float *tmp = (float *)(p->scratch + thread * (int64_t)(PE_SCRATCH + p->row_bytes) + PE_SCRATCH);
+  float *tmp = (float *)(pe_scratch(p, thread) + PE_SCRATCH);
   float *y = pe_has(in->a[2]) ? pe_row_f32(p, in->a[2], k, row) : tmp;
   p->v->glu((int32_t)in->n[1], y + e0, pe_row_f32(p, in->a[0], k, row) + e0, pe_row_f32(p, in->a[1], k, row) + e0, e1 - e0);
-  quantize(p, in->a[3], in->a[4], y, k, row, e0, e1);
+  pe_quantize(p, in->a[3], in->a[4], y, k, row, e0, e1);
 }
 
 static void run_ew(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
@@ -121,42 +123,6 @@ static void run_ew(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
   }
 }
 
-/* ---- MM ---------------------------------------------------------------------------- */
-
-/* Rows of one part: about four parts a thread, so that a thread that lost its core
- * for a while leaves little behind; at most 512 KB of weights (some 20 us of memory
- * time each 256 KB); a multiple of 16, the rows of a panel. */
-static int64_t mm_rows(const pe_prog *p, const pe_insn *in) {
-  int64_t rows = in->n[1], want = rows / (p->n_threads * 4), cap = 524288 / (in->n[2] > 0 ? in->n[2] : 1);
-  if (want > cap) want = cap;
-  want = (want + 15) & ~(int64_t)15;
-  return want < 32 ? 32 : want;
-}
-
-static uint32_t parts_mm(const pe_prog *p, const pe_insn *in) {
-  if (!rows_of(p, in)) return 0;
-  int64_t per = mm_rows(p, in);
-  return (uint32_t)((in->n[1] + per - 1) / per);
-}
-
-static void run_mm(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
-  int64_t n = rows_of(p, in), per = mm_rows(p, in), r0 = part * per, r1 = r0 + per < in->n[1] ? r0 + per : in->n[1];
-  const pe_row *row = &p->rows[in->fn[n >= in->many ? 2 : n >= in->few ? 1 : 0]];
-  int64_t stride = pe_act_stride((int32_t)in->n[3], in->n[0]);
-  pe_mm mm = {.w = pe_at(p, in->a[0]), .w_stride = in->n[2], .k = in->n[0], .r0 = r0, .r1 = r1,
-              .x_stride = stride, .y_stride = pe_up16(in->n[4]), .scratch = p->scratch + thread * (int64_t)(PE_SCRATCH + p->row_bytes)};
-  for (int64_t t = 0; t < n; t += mm.n) {
-    mm.n = n - t < row->n_max ? n - t : row->n_max;
-    mm.x = pe_at(p, in->a[1]) + t * stride;
-    mm.y = (float *)pe_at(p, in->a[2]) + t * mm.y_stride;
-    row->fn(&mm);
-    if (pe_has(in->a[3])) {
-      const float *b = (const float *)pe_at(p, in->a[3]) + r0;
-      for (int64_t i = 0; i < mm.n; i++) p->v->add(mm.y + i * mm.y_stride + r0, mm.y + i * mm.y_stride + r0, b, r1 - r0);
-    }
-  }
-}
-
 /* ---- the table of operations --------------------------------------------------------- */
 
 static const struct {
@@ -164,15 +130,12 @@ static const struct {
   void (*run)(pe_prog *, const pe_insn *, int64_t part, int32_t thread);
 } OPS[N_OPS] = {
   [PE_OP_EMBED] = {parts_rows, run_embed}, [PE_OP_ROPE_TABLE] = {parts_rows, run_rope_table},
-  [PE_OP_NORM] = {parts_rows, run_norm},   [PE_OP_MM] = {parts_mm, run_mm},
+  [PE_OP_NORM] = {parts_rows, run_norm},   [PE_OP_MM] = {pe_parts_mm, pe_run_mm},
   [PE_OP_KV] = {parts_rows, pe_run_kv},    [PE_OP_ATTN] = {pe_parts_attn, pe_run_attn},
   [PE_OP_ATTN_OUT] = {parts_rows, pe_run_attn_out},
   [PE_OP_GLU] = {parts_glu, run_glu},      [PE_OP_EW] = {parts_rows, run_ew},
+  [PE_OP_FFN] = {pe_parts_ffn, pe_run_ffn},
 };
-
-void pe_quantize_row(const pe_prog *p, pe_ref q32, pe_ref q256, const float *x, int64_t k, int64_t row) {
-  quantize(p, q32, q256, x, k, row, 0, k);
-}
 
 /* ---- one step -------------------------------------------------------------------------- */
 
@@ -210,7 +173,7 @@ static int64_t elements(const pe_prog *p, const pe_insn *in) {
   int64_t k = in->n[0];
   if (in->op == PE_OP_KV) k = (pe_has(in->a[0]) ? in->n[0] * in->n[2] : 0) + in->n[1] * (in->n[2] + in->n[3]);
   if (in->op == PE_OP_ATTN_OUT) k = in->n[0] * in->n[3];
-  return rows_of(p, in) * k;
+  return pe_rows_of(p, in) * k;
 }
 
 /* The phases of this step: a group of instructions that no barrier divides is a phase, the tail

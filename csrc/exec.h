@@ -1,4 +1,4 @@
-/* exec.h: a bound program, as exec.c, exec_attn.c and exec_bind.c share it. */
+/* exec.h: a bound program, as exec.c, exec_mm.c, exec_attn.c and exec_bind.c share it. */
 #ifndef PE_EXEC_H
 #define PE_EXEC_H
 #include <stdatomic.h>
@@ -24,7 +24,8 @@ struct pe_prog {
   const pe_row *rows;
   int64_t window[8];           /* per group; 0: none */
   int64_t row_bytes;           /* room for the longest float row, behind each thread's scratch */
-  uint8_t *scratch;            /* n_threads * (PE_SCRATCH + row_bytes), 64-byte aligned */
+  int64_t thread_bytes;        /* PE_SCRATCH + row_bytes + the results of a part of an FFN */
+  uint8_t *scratch;            /* n_threads * thread_bytes, 64-byte aligned */
   void *scratch_base;
   int32_t *first;              /* [n_groups + 1] first instruction of each group that no barrier divides */
   int32_t n_groups;
@@ -45,7 +46,17 @@ static inline int64_t pe_up16(int64_t n) { return (n + 15) & ~(int64_t)15; }
 static inline int pe_has(pe_ref r) { return r.region >= 0; }
 static inline uint8_t *pe_at(const pe_prog *p, pe_ref r) { return p->regions[r.region].base + r.offset; }
 float *pe_row_f32(const pe_prog *p, pe_ref r, int64_t k, int64_t row);
-void pe_quantize_row(const pe_prog *p, pe_ref q32, pe_ref q256, const float *x, int64_t k, int64_t row);
+static inline uint8_t *pe_scratch(const pe_prog *p, int32_t thread) { return p->scratch + thread * p->thread_bytes; }
+int64_t pe_rows_of(const pe_prog *p, const pe_insn *in);
+/* Elements e0..e1 of an activation row of k, from x[e0..e1]. */
+void pe_quantize(const pe_prog *p, pe_ref q32, pe_ref q256, const float *x, int64_t k, int64_t row, int64_t e0, int64_t e1);
+
+/* exec_mm.c */
+uint32_t pe_parts_mm(const pe_prog *p, const pe_insn *in);
+void pe_run_mm(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
+int64_t pe_ffn_bytes(const pe_insn *in, int64_t max_rows);
+uint32_t pe_parts_ffn(const pe_prog *p, const pe_insn *in);
+void pe_run_ffn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
 
 /* exec_attn.c */
 void pe_run_kv(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);

@@ -63,7 +63,7 @@ void pe_run_attn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
     .page_stride = p->limits.page_bytes[group], .k_off = h * hb, .v_off = h * hb + dk * PE_PAGE * 2,
     .scale = (float)in->f[0], .softcap = (float)in->f[1], .c0 = c0, .c1 = c1,
     .o = pe_row_f32(p, in->a[1], n_head * dv, t->row) + h * g * dv, .o_stride = pe_up16(n_head * dv),
-    .scratch = p->scratch + thread * (int64_t)(PE_SCRATCH + p->row_bytes),
+    .scratch = pe_scratch(p, thread),
   };
   if (split) {
     if (chunk < c0 || chunk >= c1) return;
@@ -91,5 +91,5 @@ void pe_run_attn_out(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread)
       p->v->attn_merge(o + h * dv, (const float *)pe_at(p, in->a[0]) + (row * n_head + h) * p->n_chunks * part_stride(dv),
                        part_stride(dv), seen / PE_CHUNK, pos / PE_CHUNK + 1, dv);
   }
-  pe_quantize_row(p, in->a[2], in->a[3], o, n_head * dv, row);
+  pe_quantize(p, in->a[2], in->a[3], o, n_head * dv, row, 0, n_head * dv);
 }

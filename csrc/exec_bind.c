@@ -50,11 +50,12 @@ static void rows_act(check *c, int i, int32_t act, int64_t rows, int64_t k, int 
 
 static void vec_f32(check *c, int i, int64_t k, int optional) { need(c, i, k, 4, 4, 0, optional); }
 
-static void check_mm(check *c, int64_t rows) {
+/* Shape numbers k rows row_bytes act, and kernels that take them. */
+static void check_kernels(check *c) {
   const pe_insn *in = c->in;
   int32_t n_rows;
   pe_rows(&n_rows);
-  for (int i = 0; i < 5; i++) dim(c, i, i == 3 ? 0 : 1, i == 3 ? 2 : MAX_DIM);
+  for (int i = 0; i < 4; i++) dim(c, i, i == 3 ? 0 : 1, i == 3 ? 2 : MAX_DIM);
   if (c->rc) return;
   for (int i = 0; i < 3; i++) {
     if (in->fn[i] < 0 || in->fn[i] >= n_rows) { fail(c, PE_EINVAL, 200 + i); return; }
@@ -66,12 +67,27 @@ static void check_mm(check *c, int64_t rows) {
         in->n[0] % t->block || in->n[2] != in->n[0] / t->block * t->bytes)
       fail(c, PE_EINVAL, 200 + i);
   }
-  if (in->few < 1 || in->many < in->few || in->n[4] < in->n[1]) fail(c, PE_EINVAL, 104);
-  need(c, 0, in->n[1], in->n[2], 1, 0, 0);
-  if ((int32_t)in->n[3] == PE_ACT_F32) rows_f32(c, 1, rows, in->n[0], 0, 0);
-  else rows_act(c, 1, (int32_t)in->n[3], rows, in->n[0], 0, 0);
-  rows_f32(c, 2, rows, in->n[4], 1, 0);
-  vec_f32(c, 3, in->n[1], 1);
+  if (in->few < 1 || in->many < in->few) fail(c, PE_EINVAL, 203);
+}
+
+static void activations(check *c, int i, int64_t rows) {
+  if ((int32_t)c->in->n[3] == PE_ACT_F32) rows_f32(c, i, rows, c->in->n[0], 0, 0);
+  else rows_act(c, i, (int32_t)c->in->n[3], rows, c->in->n[0], 0, 0);
+}
+
+static void check_mm(check *c, int64_t rows) {
+  const int64_t *n = c->in->n;
+  check_kernels(c), dim(c, 4, n[1], MAX_DIM);
+  if (c->rc) return;
+  need(c, 0, n[1], n[2], 1, 0, 0), activations(c, 1, rows), rows_f32(c, 2, rows, n[4], 1, 0), vec_f32(c, 3, n[1], 1);
+}
+
+static void check_ffn(check *c, int64_t rows) {
+  const int64_t *n = c->in->n;
+  check_kernels(c), dim(c, 1, 1, c->p->row_bytes / 4), dim(c, 4, 0, PE_ACT_RELU);
+  if (c->rc) return;
+  need(c, 0, n[1], n[2], 1, 0, 0), need(c, 1, n[1], n[2], 1, 0, 0), activations(c, 2, rows);
+  rows_f32(c, 3, rows, n[1], 1, 1), rows_act(c, 4, PE_ACT_Q32, rows, n[1], 1, 1), rows_act(c, 5, PE_ACT_Q256, rows, n[1], 1, 1);
 }
 
 static void pages(check *c, int i, int64_t group, int64_t n_kv, int64_t dk, int64_t dv) {
@@ -88,12 +104,17 @@ static void heads(check *c) {
   if (!c->rc && in->n[0] % in->n[1]) fail(c, PE_EINVAL, 101);
 }
 
+static int64_t max_rows(const pe_limits *l, const pe_insn *in) {
+  return in->count == PE_COUNT_WANTED ? l->max_wanted : l->max_tokens;
+}
+
 static void check_insn(check *c) {
   const pe_insn *in = c->in;
   const int64_t *n = in->n;
-  int64_t rows = in->count == PE_COUNT_WANTED ? c->p->limits.max_wanted : c->p->limits.max_tokens, all = c->p->limits.max_tokens;
+  int64_t rows = max_rows(&c->p->limits, in), all = c->p->limits.max_tokens;
   if (in->count != PE_COUNT_TOKENS && in->count != PE_COUNT_WANTED) { fail(c, PE_EINVAL, 300); return; }
-  if (in->count == PE_COUNT_WANTED && in->op != PE_OP_NORM && in->op != PE_OP_MM && in->op != PE_OP_EW && in->op != PE_OP_GLU) {
+  if (in->count == PE_COUNT_WANTED && in->op != PE_OP_NORM && in->op != PE_OP_MM && in->op != PE_OP_EW && in->op != PE_OP_GLU &&
+      in->op != PE_OP_FFN) {
     fail(c, PE_EINVAL, 300);
     return;
   }
@@ -116,6 +137,7 @@ static void check_insn(check *c) {
       rows_act(c, 6, PE_ACT_Q32, rows, n[0], 1, 1), rows_act(c, 7, PE_ACT_Q256, rows, n[0], 1, 1);
       break;
     case PE_OP_MM: check_mm(c, rows); break;
+    case PE_OP_FFN: check_ffn(c, rows); break;
     case PE_OP_KV:
       heads(c), dim(c, 4, 0, n[2]), dim(c, 5, 0, 2);
       if (c->rc) break;
@@ -152,10 +174,12 @@ static void check_insn(check *c) {
 }
 
 static int64_t longest_row(const pe_insn *insns, int32_t n) {
-  int64_t k = 16;
-  for (int32_t i = 0; i < n; i++)
-    if ((insns[i].op == PE_OP_NORM || insns[i].op == PE_OP_GLU) && insns[i].n[0] > k && insns[i].n[0] <= (1 << 24)) k = insns[i].n[0];
-  return pe_up64(4 * k);
+  int64_t most = 16;
+  for (int32_t i = 0; i < n; i++) {
+    int64_t k = insns[i].op == PE_OP_NORM || insns[i].op == PE_OP_GLU ? insns[i].n[0] : insns[i].op == PE_OP_FFN ? insns[i].n[1] : 0;
+    if (k > most && k <= 1 << 24) most = k;
+  }
+  return pe_up64(4 * most);
 }
 
 static int check_limits(const pe_limits *l, const pe_region *regions, int32_t n_regions) {
@@ -196,7 +220,12 @@ int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_r
   size_t tokens = (size_t)limits->max_tokens, ni = (size_t)n_insns;
   p->limits = *limits, p->n_threads = n_threads, p->n_insns = n_insns, p->n_regions = n_regions;
   p->row_bytes = longest_row(insns, n_insns);
-  size_t scratch = (size_t)n_threads * (size_t)(PE_SCRATCH + p->row_bytes);
+  for (int32_t i = 0; i < n_insns; i++) {
+    int64_t bytes = insns[i].op == PE_OP_FFN ? pe_up64(pe_ffn_bytes(&insns[i], max_rows(limits, &insns[i]))) : 0;
+    if (bytes > p->thread_bytes) p->thread_bytes = bytes;
+  }
+  p->thread_bytes += PE_SCRATCH + p->row_bytes;
+  size_t scratch = (size_t)n_threads * (size_t)p->thread_bytes;
   p->insns = copy_of(insns, ni, sizeof *insns), p->regions = copy_of(regions, (size_t)n_regions, sizeof *regions);
   p->scratch_base = malloc(scratch + 64);
   p->first = calloc(ni + 1, 4), p->pos = calloc(tokens, 4), p->seq = calloc(tokens, 4), p->tiles = calloc(tokens, sizeof *p->tiles);
@@ -221,7 +250,7 @@ int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_r
   for (int32_t i = 0; i < n_insns && !rc; i++) {
     check c = {p, &p->insns[i], bad, 0};
     check_insn(&c);
-    for (int j = 0; j < 3 && !c.rc && insns[i].op == PE_OP_MM; j++)
+    for (int j = 0; j < 3 && !c.rc && (insns[i].op == PE_OP_MM || insns[i].op == PE_OP_FFN); j++)
       if ((p->rows[insns[i].fn[j]].isa & isa) != p->rows[insns[i].fn[j]].isa) fail(&c, PE_EINVAL, 200 + j);
     if (c.rc && bad) bad[0] = i;
     rc = c.rc;

@@ -272,6 +272,7 @@ int32_t pe_pool_threads(const pe_pool *);
 #define PE_OP_ATTN_OUT 6    /* [merge of chunks] [quantize] */
 #define PE_OP_GLU 7         /* act(gate)*up [quantize] */
 #define PE_OP_EW 8          /* one elementwise operation */
+#define PE_OP_FFN 9         /* two matrix products, act(gate)*up, [quantize] */
 
 #define PE_EW_ADD 0
 #define PE_EW_MUL 1
@@ -300,8 +301,8 @@ typedef struct pe_insn {   /* operands per opcode: table at the top of exec.c */
   int32_t count;           /* PE_COUNT_*: what its rows are */
   int32_t barrier;         /* 0: the next instruction may run beside this one */
   int32_t tail, pad;       /* tail 1: where it is little work, the thread that ends the phase before may run it: no phase of its own */
-  int32_t few, many;       /* PE_OP_MM: fn[1] from `few` rows on, fn[2] from `many` on */
-  int32_t fn[3];           /* PE_OP_MM: rows of pe_rows() */
+  int32_t few, many;       /* PE_OP_MM, PE_OP_FFN: fn[1] from `few` rows on, fn[2] from `many` on */
+  int32_t fn[3];           /* rows of pe_rows() */
   pe_ref a[8];
   int64_t n[8];
   double f[4];

@@ -11,7 +11,7 @@ COUNT_ROWS = ("NORM", "GLU", "ATTN_OUT")    # instructions that can write activa
 
 
 def fuse(instrs):
-    for rule in (glu, wanted_norm, add_norm, post_norm, heads, quantize):
+    for rule in (glu, wanted_norm, add_norm, post_norm, heads, quantize, ffn):
         instrs = rule(instrs)
     return phases(instrs)
 
@@ -186,6 +186,24 @@ def quantize(instrs):
     return [i for i in instrs if id(i) not in gone]
 
 
+def ffn(instrs):
+    """The products of gate and up and the GLU between them, for one range of rows after another."""
+    index, out, gone = Index(instrs), [], set()
+    for i in instrs:
+        if i.op == "GLU":
+            gate, up = index.maker(i.args["gate"]), index.maker(i.args["up"])
+            if (all(m is not None and m.op == "MM" and "bias" not in m.args and m.count == i.count
+                    and len(index.readers(m.args["y"])) == 1 for m in (gate, up))
+                    and gate.args["x"] is up.args["x"] and gate.kernels == up.kernels and gate.n == up.n):
+                outputs = {name: i.args[name] for name in ("y", "q32", "q256") if name in i.args}
+                n = {name: gate.n[name] for name in ("k", "rows", "row_bytes", "act")}
+                gone.update((id(gate), id(up)))
+                i = Instr("FFN", i.count, {"gate": gate.args["weight"], "up": up.args["weight"], "x": gate.args["x"], **outputs},
+                          {**n, "kind": i.n["kind"]}, kernels=gate.kernels, label=gate.label)
+        out.append(i)
+    return [i for i in out if id(i) not in gone]
+
+
 def phases(instrs):
     """Takes out the barriers between neighbours that do not need each other. What is neither a matrix product nor
     attention may be the tail of the phase before it."""
@@ -193,7 +211,7 @@ def phases(instrs):
     for n, i in enumerate(instrs):
         r = {key(v) for v in i.touched("ru")}
         w = {key(v) for v in i.touched("wu")}
-        i.tail = i.op not in ("MM", "ATTN")
+        i.tail = i.op not in ("MM", "FFN", "ATTN")
         if n and not (r & written or w & written or w & read):
             instrs[n - 1].barrier = False
             read |= r

@@ -8,7 +8,7 @@ Imported by plan/ only. Imports nothing.
 
 import dataclasses
 
-# pe_insn.n of EW, NORM, KV, GLU
+# pe_insn.n of EW, NORM, KV, GLU, FFN
 EW = {"add": 0, "mul": 1, "scale": 2, "act": 3, "softcap": 4}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_erf": 2, "gelu_quick": 3, "relu": 4}
 NORMS = {"none": 0, "rms": 1, "layer": 2}
@@ -41,6 +41,7 @@ OPS = {
     "ATTN_OUT": Op(6, {"part": "r", "y": "u", "q32": "w", "q256": "w"}, ("n_head", "n_kv", "dk", "dv", "window", "cap")),
     "GLU": Op(7, {"gate": "r", "up": "r", "y": "w", "q32": "w", "q256": "w"}, ("k", "kind")),
     "EW": Op(8, {"x": "r", "b": "r", "y": "w"}, ("k", "what", "kind"), ("value",)),
+    "FFN": Op(9, {"gate": "r", "up": "r", "x": "r", "y": "w", "q32": "w", "q256": "w"}, ("k", "rows", "row_bytes", "act", "kind")),
 }
 
 

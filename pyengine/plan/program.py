@@ -335,8 +335,7 @@ class Program:
 
 
 def _weight_bytes(instr):
-    w = instr.args.get("weight")
-    return w.tensor.nbytes if w is not None and instr.op == "MM" else 0
+    return sum(v.tensor.nbytes for v in instr.args.values() if isinstance(v, Weight) and v.role == "matrix") if instr.kernels else 0
 
 
 def _address(m):

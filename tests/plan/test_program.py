@@ -225,10 +225,10 @@ def test_five_phases_a_layer(tiny, runner, arch):
     assert f"in {few} phases for few rows, {many} for many" in next(r.program.explain())
     r.step([(0, 0, TOKENS[:1])])
     assert r.program.phases == few
-    r.step([(0, 1, TOKENS[:60])])
+    r.step([(0, 1, TOKENS * 3)], wanted=[0])
     assert few < r.program.phases <= many
     with_head = r.program.phases
-    r.step([(0, 1, TOKENS[:60])], wanted=[])
+    r.step([(0, 1, TOKENS * 3)], wanted=[])
     assert r.program.phases < with_head
     plain = runner(tiny(arch=arch, n_layer=4), fuse=False)
     plain.step([(0, 0, TOKENS[:1])])

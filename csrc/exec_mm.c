@@ -1,0 +1,89 @@
+/* exec_mm.c: the instructions that are matrix products, MM and FFN, and how their rows
+ * are cut into parts. Operands are in the table at the top of exec.c. */
+#include "exec.h"
+
+/* Rows of one part: about four parts a thread, so that a thread that lost its core
+ * for a while leaves little behind; at most 512 KB of weights (some 20 us of memory
+ * time each 256 KB); a multiple of 16, the rows of a panel. */
+static int64_t mm_rows(const pe_prog *p, const pe_insn *in) {
+  int64_t rows = in->n[1], want = rows / (p->n_threads * 4), cap = 524288 / (in->n[2] > 0 ? in->n[2] : 1);
+  if (want > cap) want = cap;
+  want = (want + 15) & ~(int64_t)15;
+  return want < 32 ? 32 : want;
+}
+
+uint32_t pe_parts_mm(const pe_prog *p, const pe_insn *in) {
+  if (!pe_rows_of(p, in)) return 0;
+  int64_t per = mm_rows(p, in);
+  return (uint32_t)((in->n[1] + per - 1) / per);
+}
+
+/* Rows r0..r1 of `weight` times all n activation rows; the result of row r0 goes to y. */
+static void product(pe_prog *p, const pe_insn *in, pe_ref weight, pe_ref x, int64_t n, int64_t r0, int64_t r1,
+                    float *y, int64_t y_stride, int32_t thread) {
+  const pe_row *row = &p->rows[in->fn[n >= in->many ? 2 : n >= in->few ? 1 : 0]];
+  int64_t stride = pe_act_stride((int32_t)in->n[3], in->n[0]);
+  pe_mm mm = {.w = pe_at(p, weight) + r0 * in->n[2], .w_stride = in->n[2], .k = in->n[0], .r0 = 0, .r1 = r1 - r0,
+              .x_stride = stride, .y_stride = y_stride, .scratch = pe_scratch(p, thread)};
+  for (int64_t t = 0; t < n; t += mm.n) {
+    mm.n = n - t < row->n_max ? n - t : row->n_max;
+    mm.x = pe_at(p, x) + t * stride;
+    mm.y = y + t * y_stride;
+    row->fn(&mm);
+  }
+}
+
+void pe_run_mm(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
+  int64_t n = pe_rows_of(p, in), per = mm_rows(p, in), r0 = part * per, r1 = r0 + per < in->n[1] ? r0 + per : in->n[1];
+  int64_t stride = pe_up16(in->n[4]);
+  float *y = (float *)pe_at(p, in->a[2]) + r0;
+  product(p, in, in->a[0], in->a[1], n, r0, r1, y, stride, thread);
+  if (!pe_has(in->a[3])) return;
+  const float *b = (const float *)pe_at(p, in->a[3]) + r0;
+  for (int64_t t = 0; t < n; t++) p->v->add(y + t * stride, y + t * stride, b, r1 - r0);
+}
+
+/* ---- FFN: both products of the same rows, then activation, product and quantizing while the floats are in cache ---- */
+
+static int64_t ffn_block(const pe_insn *in) { return pe_has(in->a[5]) ? 256 : pe_has(in->a[4]) ? 32 : 16; }
+
+/* As many rows as MM takes, in whole blocks of the activation rows they become; for many tokens no more
+ * than FFN_FLOATS results of each product, unless a block alone is more. */
+#define FFN_FLOATS 65536
+
+static int64_t ffn_rows(const pe_prog *p, const pe_insn *in, int64_t n) {
+  int64_t block = ffn_block(in), want = mm_rows(p, in), cap = FFN_FLOATS / n;
+  if (want > cap) want = cap;
+  want = want / block * block;
+  return want < block ? block : want;
+}
+
+/* Sixteen floats beyond the row: tokens a power of two apart would share few cache sets. */
+static int64_t ffn_stride(int64_t rows) { return pe_up16(rows) + 16; }
+
+int64_t pe_ffn_bytes(const pe_insn *in, int64_t max_rows) {
+  int64_t floats = ffn_block(in) * max_rows;
+  if (floats < FFN_FLOATS) floats = FFN_FLOATS;
+  return 2 * 4 * (floats + 16 * max_rows);
+}
+
+uint32_t pe_parts_ffn(const pe_prog *p, const pe_insn *in) {
+  int64_t n = pe_rows_of(p, in);
+  if (!n) return 0;
+  int64_t per = ffn_rows(p, in, n);
+  return (uint32_t)((in->n[1] + per - 1) / per);
+}
+
+void pe_run_ffn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
+  int64_t n = pe_rows_of(p, in), k = in->n[1], per = ffn_rows(p, in, n), stride = ffn_stride(per);
+  int64_t r0 = part * per, r1 = r0 + per < k ? r0 + per : k;
+  float *tmp = (float *)(pe_scratch(p, thread) + PE_SCRATCH);
+  float *gate = (float *)(pe_scratch(p, thread) + PE_SCRATCH + p->row_bytes), *up = gate + n * stride;
+  product(p, in, in->a[0], in->a[2], n, r0, r1, gate, stride, thread);
+  product(p, in, in->a[1], in->a[2], n, r0, r1, up, stride, thread);
+  for (int64_t t = 0; t < n; t++) {
+    float *y = pe_has(in->a[3]) ? pe_row_f32(p, in->a[3], k, t) : tmp;
+    p->v->glu((int32_t)in->n[4], y + r0, gate + t * stride, up + t * stride, r1 - r0);
+    pe_quantize(p, in->a[4], in->a[5], y, k, t, r0, r1);
+  }
+}
