@@ -25,7 +25,9 @@ enum {
   PE_Q4_K = 12,
   PE_Q5_K = 13,
   PE_Q6_K = 14,
+  PE_IQ4_NL = 20,
   PE_BF16 = 30,
+  PE_MXFP4 = 39,
 };
 
 /* ---- 32 elements per block ---------------------------------------------------
@@ -57,6 +59,21 @@ typedef struct PE_PACKED pe_q8_0 {
   pe_half d;              /* x = d * q */
   int8_t qs[32];
 } pe_q8_0;
+
+typedef struct PE_PACKED pe_iq4_nl {
+  pe_half d;              /* x = d * PE_IQ4_VALUES[q] */
+  uint8_t qs[16];
+} pe_iq4_nl;
+
+typedef struct PE_PACKED pe_mxfp4 {
+  uint8_t e;              /* x = 2^(e - 128) * PE_MXFP4_VALUES[q], for every e, 0 and 255 too */
+  uint8_t qs[16];
+} pe_mxfp4;
+
+/* What a nibble stands for. MXFP4's are e2m1 numbers (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their
+ * negatives) doubled, to be integers; its scale is halved in return. */
+#define PE_IQ4_VALUES -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+#define PE_MXFP4_VALUES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 /* ---- 256 elements per block --------------------------------------------------- */
 
@@ -99,6 +116,8 @@ _Static_assert(sizeof(pe_q4_1) == 20, "Q4_1 block");
 _Static_assert(sizeof(pe_q5_0) == 22, "Q5_0 block");
 _Static_assert(sizeof(pe_q5_1) == 24, "Q5_1 block");
 _Static_assert(sizeof(pe_q8_0) == 34, "Q8_0 block");
+_Static_assert(sizeof(pe_iq4_nl) == 18, "IQ4_NL block");
+_Static_assert(sizeof(pe_mxfp4) == 17, "MXFP4 block");
 _Static_assert(sizeof(pe_q2_k) == 84, "Q2_K block");
 _Static_assert(sizeof(pe_q3_k) == 110, "Q3_K block");
 _Static_assert(sizeof(pe_q4_k) == 144, "Q4_K block");

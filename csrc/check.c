@@ -7,7 +7,7 @@
 
 enum { PIECE = 4096 }; /* a multiple of every block; 16 KB of stack */
 
-/* Integers and MXFP4-like types that pe_dequant does not know are not supported here either. */
+/* Types that pe_dequant does not know are not supported here either. */
 int64_t pe_first_nonfinite(int32_t wtype, const void *w, int64_t k) {
   const pe_type *t = pe_type_by_id(wtype);
   float y[PIECE];

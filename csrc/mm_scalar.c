@@ -62,7 +62,31 @@ INLINE void unpack_q8_0(block32 *u, const uint8_t *w) {
   memcpy(u->q, b->qs, 32);
 }
 
-/* One function for the five types; unpack and affine are constants where it is inlined.
+static const int8_t iq4_values[16] = {PE_IQ4_VALUES}, mxfp4_values[16] = {PE_MXFP4_VALUES};
+
+INLINE void unpack_iq4_nl(block32 *u, const uint8_t *w) {
+  const pe_iq4_nl *b = (const pe_iq4_nl *)w;
+  u->d = pe_f16_to_f32(b->d);
+  nibbles32(u->q, b->qs);
+  for (int j = 0; j < 32; j++) u->q[j] = iq4_values[u->q[j]];
+}
+
+/* 2^(e - 128) for every e: 0 and 1 are subnormal floats, 255 is 2^127 and no NaN. */
+INLINE float e8m0_half(uint8_t e) {
+  uint32_t bits = e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23;
+  float d;
+  memcpy(&d, &bits, 4);
+  return d;
+}
+
+INLINE void unpack_mxfp4(block32 *u, const uint8_t *w) {
+  const pe_mxfp4 *b = (const pe_mxfp4 *)w;
+  u->d = e8m0_half(b->e);
+  nibbles32(u->q, b->qs);
+  for (int j = 0; j < 32; j++) u->q[j] = mxfp4_values[u->q[j]];
+}
+
+/* One function for all types of 32; unpack and affine are constants where it is inlined.
  * The result itself is the accumulator, so that a block is unpacked once for all tokens. */
 INLINE void mm_block32(const pe_mm *m, int64_t size, void (*unpack)(block32 *, const uint8_t *), int affine) {
   int64_t n_blocks = m->k / 32;
@@ -77,7 +101,8 @@ INLINE void mm_block32(const pe_mm *m, int64_t size, void (*unpack)(block32 *, c
         const int8_t *q = pe_act_q(x) + 32 * b;
         float da = pe_act_d(x, m->k)[b];
         /* |isum| <= 32 * |w| * 127, |w| being 8 (Q4_0): 32 512, 15 (Q4_1): 60 960,
-         * 16 (Q5_0): 65 024, 31 (Q5_1): 125 984, 128 (Q8_0): 520 192.
+         * 16 (Q5_0): 65 024, 31 (Q5_1): 125 984, 128 (Q8_0): 520 192, 127 (IQ4_NL): 516 128,
+         * 12 (MXFP4): 48 768.
          * All below 2^24: int32 cannot overflow, and the float is exact. */
         int32_t isum = 0;
         for (int j = 0; j < 32; j++) isum += (int32_t)u.q[j] * q[j];
@@ -319,6 +344,8 @@ BLOCK(32, q4_1, 1)
 BLOCK(32, q5_0, 0)
 BLOCK(32, q5_1, 1)
 BLOCK(32, q8_0, 0)
+BLOCK(32, iq4_nl, 0)
+BLOCK(32, mxfp4, 0)
 BLOCK(256, q2_k, 1)
 BLOCK(256, q3_k, 0)
 BLOCK(256, q4_k, 1)
@@ -332,7 +359,7 @@ const pe_row pe_rows_scalar[] = {
     ROW(PE_Q4_0, PE_ACT_Q32, q4_0),  ROW(PE_Q4_1, PE_ACT_Q32, q4_1),  ROW(PE_Q5_0, PE_ACT_Q32, q5_0),
     ROW(PE_Q5_1, PE_ACT_Q32, q5_1),  ROW(PE_Q8_0, PE_ACT_Q32, q8_0),  ROW(PE_Q2_K, PE_ACT_Q256, q2_k),
     ROW(PE_Q3_K, PE_ACT_Q256, q3_k), ROW(PE_Q4_K, PE_ACT_Q256, q4_k), ROW(PE_Q5_K, PE_ACT_Q256, q5_k),
-    ROW(PE_Q6_K, PE_ACT_Q256, q6_k), {0},
+    ROW(PE_Q6_K, PE_ACT_Q256, q6_k), ROW(PE_IQ4_NL, PE_ACT_Q32, iq4_nl), ROW(PE_MXFP4, PE_ACT_Q32, mxfp4), {0},
 };
 
 static const struct {
@@ -343,7 +370,7 @@ static const struct {
     {PE_Q4_0, 32, dequant_q4_0},  {PE_Q4_1, 32, dequant_q4_1},  {PE_Q5_0, 32, dequant_q5_0},
     {PE_Q5_1, 32, dequant_q5_1},  {PE_Q8_0, 32, dequant_q8_0},  {PE_Q2_K, 256, dequant_q2_k},
     {PE_Q3_K, 256, dequant_q3_k}, {PE_Q4_K, 256, dequant_q4_k}, {PE_Q5_K, 256, dequant_q5_k},
-    {PE_Q6_K, 256, dequant_q6_k},
+    {PE_Q6_K, 256, dequant_q6_k}, {PE_IQ4_NL, 32, dequant_iq4_nl}, {PE_MXFP4, 32, dequant_mxfp4},
 };
 
 int pe_dequant(int32_t wtype, const void *row, float *y, int64_t k) {

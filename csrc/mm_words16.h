@@ -20,6 +20,7 @@ INLINE vi vi_add16(vi a, vi b) { return _mm512_add_epi16(a, b); }
 INLINE vi vi_add32(vi a, vi b) { return _mm512_add_epi32(a, b); }
 INLINE vi vi_sub8(vi a, vi b) { return _mm512_sub_epi8(a, b); }
 INLINE vi vi_sub32(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+INLINE vi vi_max32(vi a, vi b) { return _mm512_max_epi32(a, b); }
 INLINE vi vi_mul16(vi a, vi b) { return _mm512_mullo_epi16(a, b); }
 INLINE vi vi_mul32(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
 INLINE vi vi_madd16(vi a, vi b) { return _mm512_madd_epi16(a, b); }

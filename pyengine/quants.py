@@ -126,6 +126,25 @@ def _q8_0(b):
     return _f16(b[:, :2]) * b[:, 2:].view("i1").astype("f4")
 
 
+# What a nibble stands for; MXFP4's numbers are doubled, its scale is halved.
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _iq4_nl(b):
+    import numpy as np
+
+    return _f16(b[:, :2]) * np.array(_IQ4_VALUES, "f4")[_nibbles(b[:, 2:], 16)]
+
+
+def _mxfp4(b):
+    import numpy as np
+
+    e = b[:, :1].astype("u4")  # 2^(e - 128), subnormal for 0 and 1; 255 is 2^127
+    d = np.where(e < 2, np.uint32(0x00200000) << e, (e - 1) << 23).astype("u4").view("f4")
+    return d * np.array(_MXFP4_VALUES, "f4")[_nibbles(b[:, 1:], 16)]
+
+
 def _scaled(d, sc, q, dmin=None, mn=None):
     """(d*sc)*q - dmin*mn with one scale and minimum per group of q: [n, 256]."""
     n, groups = sc.shape
@@ -176,6 +195,7 @@ def _q6_k(b):
 _MEANING = {
     "F32": _f32_rows, "F16": _f16_rows, "BF16": _bf16_rows,
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl, "MXFP4": _mxfp4,
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
 }
 

@@ -17,6 +17,7 @@ from pyengine.native import ffi, lib
 ROWS, TOKENS = 67, 33
 HALVES = {  # byte offsets of the f16 scale and minimum in a block
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
+    "IQ4_NL": (0,), "MXFP4": (),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
 }
 SHAPES = {
@@ -80,6 +81,8 @@ class Case:
         blocks = rng.integers(0, 256, (self.k // block, size), np.uint8)
         if style == "extreme":
             blocks[:] = rng.choice([0, 255, 128, 127], (self.k // block, 1))
+        if name == "MXFP4" and style == "random":  # its scale is a byte; any byte in the other styles
+            blocks[:, 0] = rng.integers(100, 150, len(blocks))
         for at in HALVES[name]:
             d = rng.standard_normal(self.k // block) * rng.choice([1e-6, 0.01, 1, 300])
             d = d.astype(np.float16)

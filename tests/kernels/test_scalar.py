@@ -13,8 +13,10 @@ from pyengine.native import ffi, lib
 
 HALVES = {  # byte offsets of the f16 scale and minimum in a block
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
+    "IQ4_NL": (0,), "MXFP4": (),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
 }
+F16_SCALED = [n for n in HALVES if HALVES[n]]  # MXFP4's scale is a byte e: 2^(e - 128)
 FLOATS = ("F32", "F16", "BF16")
 BLOCK32 = [n for n in HALVES if quants.BY_NAME[n].block == 32]
 BLOCK256 = [n for n in HALVES if quants.BY_NAME[n].block == 256]
@@ -66,6 +68,8 @@ def set_halves(w, name, *values):
     """Sets scale (and minimum) of every block of w [..., row_bytes]; a value may be an array of one per block."""
     t = quants.BY_NAME[name]
     blocks = w.reshape(-1, t.bytes)
+    if name == "MXFP4":  # the nearest power of two at or above
+        blocks[:, 0] = 128 + np.ceil(np.log2(np.maximum(np.abs(values[0]), 2.0**-30)))
     for at, value in zip(HALVES[name], values):
         blocks[:, at:at + 2] = np.broadcast_to(np.asarray(value, dtype=np.float16), len(blocks)).copy().view(np.uint8).reshape(-1, 2)
 
@@ -85,7 +89,10 @@ def integers(w, name):
     """sc*q per element, minimum's integer per element, d and m per block: all from the gguf package."""
     t = quants.BY_NAME[name]
     raw = w.reshape(-1, t.bytes).copy()
-    scale = raw[:, HALVES[name][0]:HALVES[name][0] + 2].copy().view(np.float16).astype("f4").ravel()
+    if name == "MXFP4":
+        scale = np.ldexp(1.0, raw[:, 0].astype("i4") - 128)
+    else:
+        scale = raw[:, HALVES[name][0]:HALVES[name][0] + 2].copy().view(np.float16).astype("f4").ravel()
     low = np.zeros_like(scale)
     set_halves(raw, name, 1.0, 0.0)
     q = package(raw, name).reshape(-1, t.block).astype("i8")
@@ -175,7 +182,7 @@ def test_random_bytes_dequantize_as_in_the_gguf_package(name):
     assert np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(np.isnan(ours), np.isnan(want))
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", F16_SCALED)
 def test_every_half_as_a_scale(name):
     """All 65536 scales, with random integers: subnormal and signed zero scales included."""
     t = quants.BY_NAME[name]
@@ -188,6 +195,21 @@ def test_every_half_as_a_scale(name):
     finite = np.isfinite(want)
     assert np.array_equal(got[finite].view("u4"), want[finite].view("u4"))
     assert not np.isfinite(got[~finite]).any()
+
+
+def test_every_byte_as_a_scale_of_mxfp4():
+    """e is 2^(e - 128) for all 256: 0 and 1 are subnormal, 255 is 2^127 and no NaN; in products too."""
+    raw = np.random.default_rng(22).integers(0, 256, (256, 17), dtype=np.uint8)
+    raw[:, 0] = np.arange(256)
+    got, want = native(raw, "MXFP4", 256 * 32), package(raw, "MXFP4")
+    assert np.array_equal(got.view("u4"), want.view("u4"))
+    assert np.array_equal(quants.dequantize(39, raw, 32).view("u4"), want.reshape(256, 32).view("u4"))
+    one = np.full((256, 17), 0x22, dtype=np.uint8)  # doubled values of 2
+    one[:, 0] = np.arange(256)
+    values = [[2.0 * 2.0**(e - 128)] for e in range(255)] + [[np.inf]]  # 2^128 is too large for a float, as 2 * 2^127
+    assert np.array_equal(native(one, "MXFP4", 256 * 32).reshape(256, 32)[:, :1].astype("f8"), values)
+    check("MXFP4", raw, np.full((1, 32), 2.0**-20, "f4"))
+    check("MXFP4", raw, np.full((1, 32), 127.0, "f4"))
 
 
 def test_dequant_refuses():
@@ -313,7 +335,7 @@ def test_extremes_are_as_large_as_said():
 
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 65504.0, 6e-8, 0.0, -0.0])
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", F16_SCALED)
 def test_scales_out_of_the_ordinary(name, scale):
     rng = np.random.default_rng(35)
     k = 2 * quants.BY_NAME[name].block

@@ -1,0 +1,167 @@
+/* mm_block32_vnni.inl.c: matrix products with weights in blocks of 32, written over the
+ * words of a tier that has vi_dp4. The bits are mm_scalar.c's. Included by
+ * mm_block32_avxvnni.c and mm_block32_avx512.c only.
+ *
+ * A block of LANES rows is transposed (mm_block32.h), an activation's four bytes are
+ * broadcast against it, so no sum crosses lanes, and the float work of a block is done
+ * once for LANES rows. One and few tokens keep the block in registers and take rows far
+ * apart; many tokens unpack 2*LANES rows into an L1 panel for all tokens.
+ *
+ * isum starts from -OFFSET*asum, so the offset costs nothing where it is made ahead.
+ * |start| <= 128*4 064 = 520 192, |sum of w*q| <= 32*255*127 = 1 036 320: int32, and
+ * below 2^24 the conversion of the total is exact. */
+#include "mm_block32.h"
+
+INLINE vf finish(int T, vf acc, vi isum, vf d, vf m, vf da, vf asum) {
+  acc = vf_fma(vf_mul(d, da), vf_from_vi(isum), acc);
+  if (AFFINE(T)) acc = vf_fma(vf_mul(m, da), asum, acc);
+  return acc;
+}
+
+/* ---- one and few tokens ----------------------------------------------------------------- */
+
+enum { FEW = 16, AHEAD = 768 };  /* most tokens of a `few` row; bytes of prefetch */
+
+INLINE void few_group(int T, const pe_mm *a, const pe_lanes *l, int64_t n) {
+  vf acc[FEW];
+  for (int64_t t = 0; t < n; t++) acc[t] = vf_zero();
+  for (int64_t b = 0; b < a->k / 32; b++) {
+    vi w[8];
+    vf d, m = vf_zero();
+    prefetch_lines(T, l, b, AHEAD);
+    unpack(T, l, b * BYTES(T), w, &d, &m);
+    const uint8_t *x = a->x;
+    for (int64_t t = 0; t < n; t++, x += a->x_stride) {
+      const int8_t *q = pe_act_q(x) + 32 * b;
+      int32_t asum = pe_act_s32(x, a->k)[b];
+      vi s = vi_set32(-OFFSET(T) * asum);
+      PE_UNROLL
+      for (int c = 0; c < 8; c++) s = vi_dp4(s, w[c], pe_bcast32(q + 4 * c));
+      acc[t] = finish(T, acc[t], s, d, m, vf_set(pe_act_d(x, a->k)[b]), vf_set((float)asum));
+    }
+  }
+  for (int64_t t = 0; t < n; t++) pe_store(a->y + t * a->y_stride, l, acc[t]);
+}
+
+/* ---- many tokens ------------------------------------------------------------------------ */
+
+enum {
+  CHUNK = 16,              /* blocks per panel: 8 or 16 KB of quants, in L1 with a tile's tokens */
+  TILE = LANES == 16 ? 8 : 4,  /* tokens; two vectors of sums each: 16 of 32 registers, or 8 of 16 */
+  TOKENS = 1024,           /* per pass: their sums take 64 or 128 KB */
+};
+
+typedef struct panel {     /* block b; [2]: which half of the rows */
+  vi w[CHUNK][8][2];
+  vf d[CHUNK][2], m[CHUNK][2];
+  vf sums[TOKENS][2];
+  int32_t start[TOKENS][CHUNK];  /* -OFFSET*asum; for types with a minimum (float)asum */
+} panel;
+_Static_assert(sizeof(panel) <= PE_SCRATCH, "panel and sums fit the scratch");
+
+INLINE void fill_panel(int T, panel *p, const pe_lanes l[2], int64_t b0, int n, int64_t ahead) {
+  for (int b = 0; b < n; b++)
+    for (int v = 0; v < 2; v++) {
+      vi w[8];
+      prefetch_lines(T, &l[v], b0 + b, ahead);
+      unpack(T, &l[v], (b0 + b) * BYTES(T), w, &p->d[b][v], &p->m[b][v]);
+      PE_UNROLL
+      for (int c = 0; c < 8; c++) p->w[b][c][v] = w[c];
+    }
+}
+
+INLINE void fill_start(int T, panel *p, const pe_mm *a, int64_t b0, int n, int64_t t0, int64_t t1) {
+  for (int64_t t = t0; t < t1; t++) {
+    const int32_t *asum = pe_act_s32(a->x + t * a->x_stride, a->k) + b0;
+    for (int b = 0; b < n; b++) {
+      float f = (float)asum[b];
+      if (AFFINE(T)) memcpy(&p->start[t - t0][b], &f, 4);
+      else p->start[t - t0][b] = -OFFSET(T) * asum[b];
+    }
+  }
+}
+
+INLINE void tile(int T, int NT, panel *p, const pe_mm *a, int64_t b0, int n, int64_t t, int64_t t0) {
+  const uint8_t *x = a->x + t * a->x_stride;
+  const float *da = pe_act_d(x, a->k) + b0;
+  vf (*sums)[2] = p->sums + (t - t0);
+  int32_t (*start)[CHUNK] = p->start + (t - t0);
+  for (int b = 0; b < n; b++) {
+    const int8_t *q = pe_act_q(x) + 32 * (b0 + b);
+    vi s[8][2];
+    PE_UNROLL
+    for (int i = 0; i < NT; i++) s[i][0] = s[i][1] = AFFINE(T) ? vi_zero() : vi_set32(start[i][b]);
+    PE_UNROLL
+    for (int c = 0; c < 8; c++)
+      PE_UNROLL
+      for (int i = 0; i < NT; i++) {
+        vi e = pe_bcast32(q + i * a->x_stride + 4 * c);
+        s[i][0] = vi_dp4(s[i][0], p->w[b][c][0], e);
+        s[i][1] = vi_dp4(s[i][1], p->w[b][c][1], e);
+      }
+    PE_UNROLL
+    for (int i = 0; i < NT; i++) {
+      vf d = vf_set(da[i * (a->x_stride / 4) + b]), asum = AFFINE(T) ? vf_bits(vi_set32(start[i][b])) : vf_zero();
+      PE_UNROLL
+      for (int v = 0; v < 2; v++) sums[i][v] = finish(T, sums[i][v], s[i][v], p->d[b][v], p->m[b][v], d, asum);
+    }
+    pe_keep_in_memory();
+  }
+}
+
+INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t1) {
+  panel *p = a->scratch;
+  int64_t n_blocks = a->k / 32;
+  int rows = a->r1 - row < 2 * LANES ? (int)(a->r1 - row) : 2 * LANES;
+  pe_lanes l[2];
+  l[0] = pe_lanes_at(a, row, 1, rows < LANES ? rows : LANES);
+  l[1] = rows > LANES ? pe_lanes_at(a, row + LANES, 1, rows - LANES) : l[0];
+  for (int64_t t = t0; t < t1; t++) p->sums[t - t0][0] = p->sums[t - t0][1] = vf_zero();
+  for (int64_t b0 = 0; b0 < n_blocks; b0 += CHUNK) {
+    int n = n_blocks - b0 < CHUNK ? (int)(n_blocks - b0) : CHUNK;
+    /* meanwhile fetch the next panel: the next columns, or the next rows */
+    int64_t ahead = b0 + CHUNK < n_blocks ? CHUNK * BYTES(T) : 2 * LANES * a->w_stride - b0 * BYTES(T);
+    fill_panel(T, p, l, b0, n, ahead);
+    fill_start(T, p, a, b0, n, t0, t1);
+    int64_t t = t0;
+    for (; t + TILE <= t1; t += TILE) tile(T, TILE, p, a, b0, n, t, t0);
+    if (TILE == 8 && t1 - t >= 4) tile(T, 4, p, a, b0, n, t, t0), t += 4;
+    if (t1 - t >= 2) tile(T, 2, p, a, b0, n, t, t0), t += 2;
+    if (t1 - t >= 1) tile(T, 1, p, a, b0, n, t, t0);
+  }
+  for (int64_t t = t0; t < t1; t++) {
+    pe_store(a->y + t * a->y_stride, &l[0], p->sums[t - t0][0]);
+    if (rows > LANES) pe_store(a->y + t * a->y_stride, &l[1], p->sums[t - t0][1]);
+  }
+}
+
+/* ---- the table -------------------------------------------------------------------------- */
+
+#define GROUP static __attribute__((noinline)) void
+#define TYPE(T, name)                                                                          \
+  GROUP one_##name##_group(const pe_mm *a, const pe_lanes *l) { few_group(T, a, l, 1); }       \
+  GROUP few_##name##_group(const pe_mm *a, const pe_lanes *l) { few_group(T, a, l, a->n); }    \
+  GROUP many_##name##_group(const pe_mm *a, int64_t row, int64_t t0, int64_t t1) { many_group(T, a, row, t0, t1); } \
+  static void mm_##name##_one(const pe_mm *a) { pe_far_rows(a, one_##name##_group); }          \
+  static void mm_##name##_few(const pe_mm *a) { pe_far_rows(a, few_##name##_group); }          \
+  static void mm_##name##_many(const pe_mm *a) {                                               \
+    for (int64_t t = 0; t < a->n; t += TOKENS)                                                 \
+      for (int64_t r = a->r0; r < a->r1; r += 2 * LANES)                                       \
+        many_##name##_group(a, r, t, a->n - t < TOKENS ? a->n : t + TOKENS);                   \
+  }
+
+TYPE(PE_Q4_0, q4_0)
+TYPE(PE_Q4_1, q4_1)
+TYPE(PE_Q5_0, q5_0)
+TYPE(PE_Q5_1, q5_1)
+TYPE(PE_Q8_0, q8_0)
+TYPE(PE_IQ4_NL, iq4_nl)
+TYPE(PE_MXFP4, mxfp4)
+
+#define ROWS(type, name)                                                                       \
+  {"mm_" #name "_" TIER "_one", type, PE_ACT_Q32, TIER_ISA, 1, 1, mm_##name##_one},            \
+  {"mm_" #name "_" TIER "_few", type, PE_ACT_Q32, TIER_ISA, 2, MOST_FEW, mm_##name##_few},     \
+  {"mm_" #name "_" TIER "_many", type, PE_ACT_Q32, TIER_ISA, MOST_FEW + 1, INT32_MAX, mm_##name##_many}
+#define ALL_ROWS                                                                               \
+  ROWS(PE_Q4_0, q4_0), ROWS(PE_Q4_1, q4_1), ROWS(PE_Q5_0, q5_0), ROWS(PE_Q5_1, q5_1),          \
+  ROWS(PE_Q8_0, q8_0), ROWS(PE_IQ4_NL, iq4_nl), ROWS(PE_MXFP4, mxfp4), {0}
