@@ -1,5 +1,5 @@
 /* mm_block32_avx2.c: matrix products with weights in blocks of 32 (Q4_0, Q4_1, Q5_0, Q5_1,
- * Q8_0) on AVX2, FMA and F16C; no VNNI. The bits are mm_scalar.c's. Reached through
+ * Q8_0, IQ4_NL, MXFP4) on AVX2, FMA and F16C; no VNNI. The bits are mm_scalar.c's. Reached through
  * pe_rows_block32_avx2 only.
  *
  * A block of eight rows is transposed to w[c], c < 8: dword lane i holds elements
@@ -9,62 +9,17 @@
  * apart; many tokens unpack 16 rows into an L1 panel for all tokens. */
 #if defined(__x86_64__) || defined(_M_X64)
 #include "mm_avx2.h"
+#include "mm_block32.h"
 
-/* ---- unpacking ------------------------------------------------------------------------ */
-
-#define BYTES(T) ((T) == PE_Q4_0 ? 18 : (T) == PE_Q4_1 ? 20 : (T) == PE_Q5_0 ? 22 : (T) == PE_Q5_1 ? 24 : 34)
-#define AFFINE(T) ((T) == PE_Q4_1 || (T) == PE_Q5_1)
-#define FIFTH_BIT(T) ((T) == PE_Q5_0 || (T) == PE_Q5_1)
-
-/* Byte b of v[i] gets 16 where bit 4c+b of dword lane's qh is set, c = i of 0..7. */
-INLINE __m256i fifth_bit(__m256i qh, int c) {
-  int byte = c / 2, bit = c % 2 * 4;
-  __m256i spread = _mm256_set1_epi32(byte * 0x01010101);
-  spread = _mm256_add_epi8(spread, _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c));
-  __m256i mask = _mm256_set1_epi32((int)(0x08040201u << bit));
-  __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(qh, spread), mask), mask);
-  return _mm256_and_si256(set, _mm256_set1_epi8(16));
-}
-
-/* w: unsigned quants 0..15 or 0..31 (offsets are taken off the sum), Q8_0 signed. */
-INLINE void unpack(int T, const pe_lanes *l, int64_t off, __m256i w[8], __m256 *d, __m256 *m) {
-  __m256i v[4], h[4];
-  if (T == PE_Q8_0) {
-    *d = pe_half_at(l, off);
-    pe_transpose16(w, l, off + 2);
-    pe_transpose16(w + 4, l, off + 18);
-    return;
-  }
-  if (T == PE_Q4_0) *d = pe_half_at(l, off);
-  if (T == PE_Q4_1) {
-    pe_transpose16(v, l, off);
-    pe_half_pairs(v[0], d, m);
-  }
-  if (T == PE_Q5_0) {  /* d and qh lie across two dwords */
-    pe_transpose16(h, l, off);
-    *d = vf_half(h[0]);
-    h[1] = _mm256_or_si256(_mm256_srli_epi32(h[0], 16), _mm256_slli_epi32(h[1], 16));
-  }
-  if (T == PE_Q5_1) {
-    pe_transpose16(h, l, off);
-    pe_half_pairs(h[0], d, m);
-  }
-  pe_transpose16(v, l, off + BYTES(T) - 16);
-  PE_UNROLL
-  for (int c = 0; c < 4; c++) {
-    w[c] = pe_nib_lo(v[c]);
-    w[c + 4] = pe_nib_hi(v[c]);
-    if (FIFTH_BIT(T)) {
-      w[c] = _mm256_or_si256(w[c], fifth_bit(h[1], c));
-      w[c + 4] = _mm256_or_si256(w[c + 4], fifth_bit(h[1], c + 4));
-    }
-  }
-}
+/* Bytes that use all eight bits, and quants of more than four: what fits int16 sums. */
+#define WIDE(T) ((T) == PE_Q8_0 || (T) == PE_IQ4_NL)
+#define FOUR_FIT(T) (FIFTH_BIT(T) || (T) == PE_MXFP4)
 
 /* ---- a block times a token -------------------------------------------------------------- */
 
 /* int16 sums of maddubs: a pair is at most 2*15*127 = 3 810 (2*31*127 = 7 874 with five
- * bits), so eight (four) of them stay within 30 480 (31 496) and are widened once (twice). */
+ * bits, MXFP4 6 096), so eight (four) of them stay within 30 480 (31 496) and are widened
+ * once (twice). */
 INLINE __m256i isum_nibbles(int T, const __m256i *w, int64_t stride, const int8_t *q) {
   __m256i s[2];
   PE_UNROLL
@@ -72,7 +27,7 @@ INLINE __m256i isum_nibbles(int T, const __m256i *w, int64_t stride, const int8_
     __m256i p = _mm256_maddubs_epi16(w[c * stride], pe_bcast32(q + 4 * c));
     s[c / 4] = c % 4 == 0 ? p : _mm256_add_epi16(s[c / 4], p);
   }
-  if (FIFTH_BIT(T)) return _mm256_add_epi32(pe_madd1(s[0]), pe_madd1(s[1]));
+  if (FOUR_FIT(T)) return _mm256_add_epi32(pe_madd1(s[0]), pe_madd1(s[1]));
   return pe_madd1(_mm256_add_epi16(s[0], s[1]));
 }
 
@@ -90,8 +45,9 @@ INLINE __m256i isum_signed(const __m256i *w, const int8_t *q) {
 
 INLINE __m256 finish(int T, __m256 acc, __m256i isum, __m256 d, __m256 m, float da, const int32_t *asum) {
   __m256 a = _mm256_set1_ps(da);
-  if (T == PE_Q4_0) isum = _mm256_sub_epi32(isum, _mm256_slli_epi32(pe_bcast32(asum), 3));
-  if (T == PE_Q5_0) isum = _mm256_sub_epi32(isum, _mm256_slli_epi32(pe_bcast32(asum), 4));
+  if (T == PE_Q4_0 || T == PE_MXFP4) isum = vi_sub32(isum, vi_sll32(pe_bcast32(asum), 3));
+  if (T == PE_MXFP4) isum = vi_sub32(isum, vi_sll32(pe_bcast32(asum), 2));
+  if (T == PE_Q5_0) isum = vi_sub32(isum, vi_sll32(pe_bcast32(asum), 4));
   acc = _mm256_fmadd_ps(_mm256_mul_ps(d, a), _mm256_cvtepi32_ps(isum), acc);
   if (AFFINE(T)) acc = _mm256_fmadd_ps(_mm256_mul_ps(m, a), _mm256_cvtepi32_ps(pe_bcast32(asum)), acc);
   return acc;
@@ -134,14 +90,16 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l, int64_t 
   for (int64_t b = 0; b < a->k / 32; b++) {
     __m256i w[8];
     __m256 d, m;
-    /* A line holds about three blocks (Q8_0: two): one prefetch per lane each 64 bytes or less. */
-    if (T == PE_Q8_0 || (T >= PE_Q5_0 ? b % 2 == 0 : b % 3 == 0)) pe_prefetch(l, b * BYTES(T) + 768);
+    prefetch_lines(T, l, b, 768);
     unpack(T, l, b * BYTES(T), w, &d, &m);
+    PE_UNROLL
+    for (int c = 0; c < 8; c++)
+      if (WIDE(T)) w[c] = vi_xor(w[c], vi_set8(128));  /* signed again, for the sign trick */
     PE_UNROLL
     for (int t = 0; t < NT; t++) {
       const uint8_t *xt = x + t * a->x_stride;
       const int8_t *q = pe_act_q(xt) + 32 * b;
-      __m256i isum = T == PE_Q8_0 ? isum_signed(w, q) : isum_nibbles(T, w, 1, q);
+      __m256i isum = WIDE(T) ? isum_signed(w, q) : isum_nibbles(T, w, 1, q);
       acc[t] = finish(T, acc[t], isum, d, m, pe_act_d(xt, a->k)[b], pe_act_s32(xt, a->k) + b);
     }
   }
@@ -151,7 +109,7 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l, int64_t 
 
 /* ---- many tokens ------------------------------------------------------------------------ */
 
-/* Q8_0's panel holds w+128 as two nibbles: sums of 4-bit quants fit int16, where signed
+/* The panel of Q8_0 and IQ4_NL holds w+128 as two nibbles: sums of 4-bit quants fit int16, where signed
  * bytes would need widening after each maddubs. Twice the maddubs, no sign, one widening:
  * an int16 panel is no faster (bench/LOG.md). */
 enum {
@@ -161,7 +119,7 @@ enum {
 
 typedef struct panel {     /* block b; [2]: which eight of the 16 rows */
   __m256i w[CHUNK][8][2];
-  __m256i hi[CHUNK][8][2]; /* Q8_0: high nibbles; w holds the low ones */
+  __m256i hi[CHUNK][8][2]; /* WIDE: high nibbles; w holds the low ones */
   __m256 d[CHUNK][2], m[CHUNK][2];
 } panel;
 _Static_assert(sizeof(panel) + TOKENS * 64 <= PE_SCRATCH, "panel and sums fit the scratch");
@@ -192,17 +150,17 @@ INLINE void tile(int T, int NT, const pe_mm *a, const panel *p, int64_t b0, int 
   for (int b = 0; b < n_blocks; b++) {
     const int8_t *q = pe_act_q(x) + 32 * (b0 + b);
     __m256i s[4][2], isum[4][2];
-    if (T == PE_Q8_0)  /* 16 * 30 480 * 2 and less: int32 */
+    if (WIDE(T))  /* 16 * 30 480 * 2 and less: int32 */
       columns(s, NT, p->hi[b], 0, 8, q, a->x_stride);
     else
-      columns(s, NT, p->w[b], 0, FIFTH_BIT(T) ? 4 : 8, q, a->x_stride);
+      columns(s, NT, p->w[b], 0, FOUR_FIT(T) ? 4 : 8, q, a->x_stride);
     PE_UNROLL
     for (int t = 0; t < NT; t++)
       for (int v = 0; v < 2; v++)
-        isum[t][v] = _mm256_madd_epi16(s[t][v], _mm256_set1_epi16(T == PE_Q8_0 ? 16 : 1));
-    if (T == PE_Q8_0 || FIFTH_BIT(T)) {
+        isum[t][v] = _mm256_madd_epi16(s[t][v], _mm256_set1_epi16(WIDE(T) ? 16 : 1));
+    if (WIDE(T) || FOUR_FIT(T)) {
       pe_keep_in_memory();  /* broadcast again, rather than spill the first pass's */
-      columns(s, NT, p->w[b], T == PE_Q8_0 ? 0 : 4, 8, q, a->x_stride);
+      columns(s, NT, p->w[b], WIDE(T) ? 0 : 4, 8, q, a->x_stride);
       PE_UNROLL
       for (int t = 0; t < NT; t++)
         for (int v = 0; v < 2; v++) isum[t][v] = _mm256_add_epi32(isum[t][v], pe_madd1(s[t][v]));
@@ -212,7 +170,7 @@ INLINE void tile(int T, int NT, const pe_mm *a, const panel *p, int64_t b0, int 
       int64_t at = b0 + b + t * (a->x_stride / 4);
       PE_UNROLL
       for (int v = 0; v < 2; v++) {
-        if (T == PE_Q8_0) isum[t][v] = _mm256_sub_epi32(isum[t][v], _mm256_slli_epi32(pe_bcast32(asum + at), 7));
+        if (WIDE(T)) isum[t][v] = _mm256_sub_epi32(isum[t][v], _mm256_slli_epi32(pe_bcast32(asum + at), 7));
         sums[2 * t + v] = finish(T, sums[2 * t + v], isum[t][v], p->d[b][v], p->m[b][v], da[at], asum + at);
       }
     }
@@ -236,8 +194,7 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
         unpack(T, &l[v], (b0 + b) * BYTES(T), w, &p->d[b][v], &p->m[b][v]);
         PE_UNROLL
         for (int c = 0; c < 8; c++) {
-          if (T == PE_Q8_0) {
-            w[c] = _mm256_xor_si256(w[c], _mm256_set1_epi8(-128));
+          if (WIDE(T)) {
             p->hi[b][c][v] = pe_nib_hi(w[c]);
             w[c] = pe_nib_lo(w[c]);
           }
@@ -286,11 +243,15 @@ TYPE(PE_Q4_1, q4_1)
 TYPE(PE_Q5_0, q5_0)
 TYPE(PE_Q5_1, q5_1)
 TYPE(PE_Q8_0, q8_0)
+TYPE(PE_IQ4_NL, iq4_nl)
+TYPE(PE_MXFP4, mxfp4)
 
 static void mm_q4_0_one(const pe_mm *a) { pe_far_rows(a, few1_q4_0_group); }
 static void mm_q4_1_one(const pe_mm *a) { pe_far_rows(a, few1_q4_1_group); }
 static void mm_q5_0_one(const pe_mm *a) { pe_far_rows(a, few1_q5_0_group); }
 static void mm_q5_1_one(const pe_mm *a) { pe_far_rows(a, few1_q5_1_group); }
+static void mm_iq4_nl_one(const pe_mm *a) { pe_far_rows(a, few1_iq4_nl_group); }
+static void mm_mxfp4_one(const pe_mm *a) { pe_far_rows(a, few1_mxfp4_group); }
 static void mm_q8_0_one(const pe_mm *a) { pe_far_rows(a, one_q8_0_group); }
 
 #define ROWS(type, name)                                                                      \
@@ -299,7 +260,8 @@ static void mm_q8_0_one(const pe_mm *a) { pe_far_rows(a, one_q8_0_group); }
   {"mm_" #name "_avx2_many", type, PE_ACT_Q32, PE_ISA_AVX2, 8, INT32_MAX, mm_##name##_many}
 
 const pe_row pe_rows_block32_avx2[] = {
-    ROWS(PE_Q4_0, q4_0), ROWS(PE_Q4_1, q4_1), ROWS(PE_Q5_0, q5_0), ROWS(PE_Q5_1, q5_1), ROWS(PE_Q8_0, q8_0), {0},
+    ROWS(PE_Q4_0, q4_0), ROWS(PE_Q4_1, q4_1), ROWS(PE_Q5_0, q5_0), ROWS(PE_Q5_1, q5_1), ROWS(PE_Q8_0, q8_0),
+    ROWS(PE_IQ4_NL, iq4_nl), ROWS(PE_MXFP4, mxfp4), {0},
 };
 
 PE_TARGET_END
