@@ -25,6 +25,7 @@ enum {
 };
 /* The same for K and V as they lie, where a conversion is worth more rows and columns. */
 #define STRIPS(R) (WIDE ? ((R) <= 6 ? 4 : 2) : (R) == 1 ? 4 : (R) <= 3 ? 2 : 1)
+#define STRIPS_Q8(R) (WIDE ? STRIPS(R) : 1)
 enum { KV_F32 = -1 };                       /* beside PE_KV_F16 and PE_KV_Q8_0: made float by the caller */
 
 INLINE void fetch(const char *p) { __builtin_prefetch(p); }
@@ -56,20 +57,62 @@ INLINE void qk_block(int type, int R, int T, float *p, const float *const *q, co
     UNROLL for (int t = 0; t < T; t++) v16_store(p + r * P_STRIDE + 16 * t, v16_mul(acc[r][t], v16_set(scale)));
 }
 
+/* q8_0: q is Q32 rows (kernel.h), K strips of 17*dk bytes. The float sums wait in p while a
+ * block of 32 is added up in integers. */
+typedef void qk_q8_fn(float *p, const uint8_t *q, int64_t q_stride, const uint8_t *k, int64_t dk, float scale, const char *ahead);
+
+INLINE void qk_q8_block(int R, int T, float *p, const uint8_t *q, int64_t q_stride, const uint8_t *k, int64_t dk, float scale,
+                        const char *ahead) {
+  for (int64_t b = 0; b < dk / 32; b++) {
+    v16i acc[MAX_ROWS][4], kd[4];
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int t = 0; t < T; t++) acc[r][t] = v16i_dot4_start(pe_act_s32(q + r * q_stride, dk)[b]);
+    for (int64_t d = 32 * b; d < 32 * b + 32; d += 4) {
+      UNROLL for (int t = 0; t < T; t++) fetch(ahead + 16 * (T * d + 4 * t));
+      UNROLL for (int t = 0; t < T; t++) kd[t] = v16i_load(k + 17 * t * dk + 16 * d);
+      UNROLL for (int r = 0; r < R; r++) {
+        int32_t four;
+        memcpy(&four, q + r * q_stride + d, 4);
+        v16i x = v16i_set(four);
+        UNROLL for (int t = 0; t < T; t++) acc[r][t] = v16i_dot4(acc[r][t], kd[t], x);
+      }
+    }
+    fetch(ahead + 16 * T * dk + 32 * T * b);
+    int last = b + 1 == dk / 32;
+    UNROLL for (int t = 0; t < T; t++) {
+      v16 scales = v16_load_f16((const uint16_t *)(k + 17 * t * dk + 16 * dk + 32 * b));
+      UNROLL for (int r = 0; r < R; r++) {
+        float *to = p + r * P_STRIDE + 16 * t;
+        v16 s = v16_fma(v16_mul(scales, v16_set(pe_act_d(q + r * q_stride, dk)[b])), v16_from_int(acc[r][t]), b ? v16_load(to) : v16_set(0.0f));
+        v16_store(to, last ? v16_mul(s, v16_set(scale)) : s);
+      }
+    }
+  }
+}
+
 /* ---- values: lanes are columns, positions in order --------------------------------- */
 
-/* o[r][16*C] += p[r][i] * v[i] for n positions. v_stride in elements. */
-typedef void pv_fn(float *o, int64_t o_stride, const float *p, const void *v, int64_t v_stride, int64_t n, const char *ahead);
+/* o[r][16*C] += p[r][i] * v[i] for n positions, `stride` elements apart. q8_0: all in one strip,
+ * and d is the scale at the first position and column. */
+typedef void pv_fn(float *o, int64_t o_stride, const float *p, const void *v, const uint16_t *d, int64_t stride, int64_t n,
+                   const char *ahead);
 
-INLINE void pv_block(int type, int R, int C, float *o, int64_t o_stride, const float *p, const void *v, int64_t v_stride, int64_t n,
-                     const char *ahead) {
+INLINE v16 load_q8(const int8_t *v, const uint16_t *d) { return v16_mul(v16_set_f16(*d), v16_load_i8(v)); }
+
+INLINE void pv_block(int type, int R, int C, float *o, int64_t o_stride, const float *p, const void *v, const uint16_t *d, int64_t stride,
+                     int64_t n, const char *ahead) {
   v16 acc[MAX_ROWS][4], vi[4];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) acc[r][c] = v16_load(o + r * o_stride + 16 * c);
   for (int64_t i = 0; i < n; i++) {
-    if (type != KV_F32)
-      UNROLL for (int c = 0; c < (C + 1) / 2; c++) fetch(ahead + 32 * C * i + 64 * c);
-    UNROLL for (int c = 0; c < C; c++) vi[c] = load_kv(type, v, i * v_stride + 16 * c);
+    if (type == PE_KV_Q8_0) {
+      fetch(ahead + 17 * C * i);
+      UNROLL for (int c = 0; c < C; c++) vi[c] = load_q8((const int8_t *)v + i * stride + 16 * c, d + i * (stride / 32) + c / 2);
+    } else {
+      if (type == PE_KV_F16)
+        UNROLL for (int c = 0; c < (C + 1) / 2; c++) fetch(ahead + 32 * C * i + 64 * c);
+      UNROLL for (int c = 0; c < C; c++) vi[c] = load_kv(type, v, i * stride + 16 * c);
+    }
     UNROLL for (int r = 0; r < R; r++) {
       v16 b = v16_set(p[r * P_STRIDE + i]);
       UNROLL for (int c = 0; c < C; c++) acc[r][c] = v16_fma(b, vi[c], acc[r][c]);
@@ -81,28 +124,30 @@ INLINE void pv_block(int type, int R, int C, float *o, int64_t o_stride, const f
 
 /* ---- tables by rows: those past BLOCK are empty ------------------------------------ */
 
-#define NOINLINE static __attribute__((noinline)) void
-#define BLOCKS(R)                                                                                                     \
-  NOINLINE qk_f32_##R(float *p, const float *const *q, const void *k, int64_t dk, float scale, const char *ahead) {    \
-    if (R <= BLOCK) qk_block(KV_F32, R, PANEL, p, q, k, dk, scale, ahead);                                            \
-  }                                                                                                                   \
-  NOINLINE qk_f16_##R(float *p, const float *const *q, const void *k, int64_t dk, float scale, const char *ahead) {    \
-    if (R <= BLOCK) qk_block(PE_KV_F16, R, STRIPS(R), p, q, k, dk, scale, ahead);                                     \
-  }                                                                                                                   \
-  NOINLINE pv_f32_##R(float *o, int64_t os, const float *p, const void *v, int64_t vs, int64_t n, const char *ahead) { \
-    if (R <= BLOCK) pv_block(KV_F32, R, PANEL, o, os, p, v, vs, n, ahead);                                            \
-  }                                                                                                                   \
-  NOINLINE pv_f16_##R(float *o, int64_t os, const float *p, const void *v, int64_t vs, int64_t n, const char *ahead) { \
-    if (R <= BLOCK) pv_block(PE_KV_F16, R, STRIPS(R), o, os, p, v, vs, n, ahead);                                     \
-  }                                                                                                                   \
-  NOINLINE pv_f16_##R##_1(float *o, int64_t os, const float *p, const void *v, int64_t vs, int64_t n, const char *ahead) { \
-    if (R <= BLOCK) pv_block(PE_KV_F16, R, 1, o, os, p, v, vs, n, ahead);                                             \
+#define QK(name, R, T, type)                                                                                              \
+  static __attribute__((noinline)) void name(float *p, const float *const *q, const void *k, int64_t dk, float scale,      \
+                                             const char *ahead) {                                                         \
+    if (R <= BLOCK) qk_block(type, R, T, p, q, k, dk, scale, ahead);                                                      \
   }
-BLOCKS(1) BLOCKS(2) BLOCKS(3) BLOCKS(4) BLOCKS(5) BLOCKS(6)
-BLOCKS(7) BLOCKS(8) BLOCKS(9) BLOCKS(10) BLOCKS(11) BLOCKS(12)
+#define QK_Q8(R)                                                                                                          \
+  static __attribute__((noinline)) void qk_q8_##R(float *p, const uint8_t *q, int64_t q_stride, const uint8_t *k,          \
+                                                  int64_t dk, float scale, const char *ahead) {                           \
+    if (R <= BLOCK) qk_q8_block(R, STRIPS_Q8(R), p, q, q_stride, k, dk, scale, ahead);                                    \
+  }
+#define PV(name, R, C, type)                                                                                              \
+  static __attribute__((noinline)) void name(float *o, int64_t o_stride, const float *p, const void *v, const uint16_t *d, \
+                                             int64_t stride, int64_t n, const char *ahead) {                              \
+    if (R <= BLOCK) pv_block(type, R, C, o, o_stride, p, v, d, stride, n, ahead);                                         \
+  }
+#define ROWS(R)                                                                                                           \
+  QK(qk_f32_##R, R, PANEL, KV_F32) QK(qk_f16_##R, R, STRIPS(R), PE_KV_F16) QK_Q8(R)                                       \
+  PV(pv_f32_##R, R, PANEL, KV_F32) PV(pv_f16_##R, R, STRIPS(R), PE_KV_F16) PV(pv_q8_##R, R, STRIPS(R), PE_KV_Q8_0)        \
+  PV(pv_f16_narrow_##R, R, 1, PE_KV_F16) PV(pv_q8_narrow_##R, R, 1, PE_KV_Q8_0)
+ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
 
 #define BY_ROWS(name) {name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8, name##_9, name##_10, name##_11, name##_12}
 static qk_fn *const qk_f32[MAX_ROWS] = BY_ROWS(qk_f32), *const qk_f16[MAX_ROWS] = BY_ROWS(qk_f16);
-static pv_fn *const pv_f32[MAX_ROWS] = BY_ROWS(pv_f32), *const pv_f16[MAX_ROWS] = BY_ROWS(pv_f16);
-static pv_fn *const pv_f16_narrow[MAX_ROWS] = {pv_f16_1_1, pv_f16_2_1, pv_f16_3_1, pv_f16_4_1,  pv_f16_5_1,  pv_f16_6_1,
-                                               pv_f16_7_1, pv_f16_8_1, pv_f16_9_1, pv_f16_10_1, pv_f16_11_1, pv_f16_12_1};
+static qk_q8_fn *const qk_q8[MAX_ROWS] = BY_ROWS(qk_q8);
+static pv_fn *const pv_f32[MAX_ROWS] = BY_ROWS(pv_f32);
+static pv_fn *const pv_wide[2][MAX_ROWS] = {BY_ROWS(pv_f16), BY_ROWS(pv_q8)};                  /* by PE_KV_* */
+static pv_fn *const pv_narrow[2][MAX_ROWS] = {BY_ROWS(pv_f16_narrow), BY_ROWS(pv_q8_narrow)};  /* sixteen columns */

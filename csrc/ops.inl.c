@@ -399,6 +399,31 @@ static void op_kv_store(uint8_t *kpage, uint8_t *vpage, int64_t slot, const floa
   }
 }
 
+/* The float d of n blocks as f16. */
+static void store_scales(uint16_t *h, const float *d, int64_t n) {
+  for (int64_t b = 0; b < n; b += 16) {
+    uint16_t t[16];
+    int m = n - b < 16 ? (int)(n - b) : 16;
+    v16_store_f16(t, v16_load_n(d + b, m));
+    memcpy(h + b, t, (size_t)m * 2);
+  }
+}
+
+static void op_kv_store_q8(uint8_t *kpage, uint8_t *vpage, int64_t slot, const float *k, const float *v, int64_t dk, int64_t dv) {
+  _Alignas(64) uint8_t row[PE_MAX_D_Q8 + 2 * PE_MAX_D_Q8 / 8];
+  uint16_t h[PE_MAX_D_Q8 / 32];
+  uint8_t *strip = kpage + slot / 16 * 17 * dk;
+  op_quant32(row, k, dk, 0, dk / 32);
+  for (int64_t d = 0; d < dk; d += 4) memcpy(strip + 16 * d + slot % 16 * 4, row + d, 4);
+  store_scales(h, pe_act_d(row, dk), dk / 32);
+  for (int64_t b = 0; b < dk / 32; b++) memcpy(strip + 16 * dk + b * 32 + slot % 16 * 2, h + b, 2);
+  strip = vpage + slot / 16 * 17 * dv;
+  op_quant32(row, v, dv, 0, dv / 32);
+  memcpy(strip + slot % 16 * dv, row, (size_t)dv);
+  store_scales(h, pe_act_d(row, dv), dv / 32);
+  memcpy(strip + 16 * dv + slot % 16 * (dv / 32) * 2, h, (size_t)(dv / 32) * 2);
+}
+
 static double op_softmax_sum(const float *logits, int64_t n, float max, float inv_t) {
   const v16 m = v16_set(max), t = v16_set(inv_t), zero = v16_set(0.0f);
   float total = 0.0f;

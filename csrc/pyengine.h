@@ -69,6 +69,7 @@ typedef struct pe_row {    /* one kernel, as Python sees it */
   void (*fn)(const pe_mm *);
 } pe_row;
 const pe_row *pe_rows(int32_t *n);               /* every row in this build, whether or not this CPU can run it */
+int64_t pe_kv_bytes(int32_t kv_type, int64_t d); /* of K or V of one head in one page; -1 if d is not legal */
 int64_t pe_act_stride(int32_t act, int64_t k);   /* bytes of an activation row, a multiple of 64; -1 if k is not legal */
 int pe_dequant(int32_t wtype, const void *row, float *y, int64_t k);  /* PE_EINVAL: type or k not supported */
 void pe_fma_soft(float *y, const float *a, const float *b, const float *c, int64_t n);  /* for tests: softfloat.h */
@@ -78,8 +79,9 @@ void pe_half_soft(uint16_t *h, float *y, const float *x, int64_t n);  /* for tes
 #define PE_PAGE 64         /* positions per KV page */
 #define PE_CHUNK 256       /* positions per attention chunk */
 #define PE_MAX_DK 2048     /* largest head size of K that attention's scratch holds */
-#define PE_KV_F16 0
-#define PE_KV_Q8_0 1
+#define PE_KV_F16 0        /* a head's K in a page: f16 [PE_PAGE/16][dk][16], strips of 16 positions; V: f16 [PE_PAGE][dv] */
+#define PE_KV_Q8_0 1       /* strips of 16 positions, 17*d bytes: K int8 [dk/4][16][4], f16 scales [dk/32][16]; V int8 [16][dv], f16 [16][dv/32] */
+#define PE_MAX_D_Q8 1024   /* largest head size, K and V, in q8_0; a multiple of 32 */
 #define PE_ACT_SILU 0
 #define PE_ACT_GELU 1        /* tanh form */
 #define PE_ACT_GELU_ERF 2
@@ -96,8 +98,7 @@ typedef struct pe_attn {   /* one KV head, its group of query heads, some tokens
   const uint8_t *kv;       /* page p of this layer at kv + table[p]*page_stride */
   const int32_t *table;
   int64_t page_stride;     /* bytes */
-  int64_t k_off, v_off;    /* this head's K and V within the page: K is f16 [PE_PAGE/16][dk][16] (strips of 16
-                              positions, see docs/arithmetic.md), V is f16 [PE_PAGE][dv] */
+  int64_t k_off, v_off;    /* this head's K and V within the page */
   int32_t kv_type;         /* PE_KV_* */
   float scale;             /* score = rn(q.k * scale), then cap*tanh(score/cap) where softcap > 0 */
   float softcap;
@@ -129,7 +130,8 @@ typedef struct pe_vops {   /* one tier's table; every member gives the same bits
   void (*rope_adjacent)(float *x, const float *cs, int64_t n_rot);  /* pairs (2j, 2j+1), j < n_rot/2 */
   void (*rope_halves)(float *x, const float *cs, int64_t n_rot);    /* pairs (j, j+n_rot/2) */
   void (*kv_store)(uint8_t *kpage, uint8_t *vpage, int64_t slot, const float *k, const float *v, int64_t dk, int64_t dv);
-      /* writes position `slot` of K (f16 [PE_PAGE/16][dk][16]) and of V (f16 [PE_PAGE][dv]) */
+      /* writes position `slot` of K and V as PE_KV_F16 */
+  void (*kv_store_q8)(uint8_t *kpage, uint8_t *vpage, int64_t slot, const float *k, const float *v, int64_t dk, int64_t dv);
   void (*attn)(const pe_attn *a);
   void (*attn_merge)(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv);
       /* partials of chunks c0..c1 (c at part + c*part_stride) into a finished o[dv] */

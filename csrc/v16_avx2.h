@@ -39,6 +39,14 @@ W v16 v16_load_f16_n(const uint16_t *p, int n) {
   memcpy(t, p, (size_t)n * 2);
   return v16_load_f16(t);
 }
+W v16 v16_set_f16(uint16_t x) {
+  __m256 f = _mm256_cvtph_ps(_mm_set1_epi16((short)x));
+  return (v16){f, f};
+}
+W v16 v16_load_i8(const int8_t *p) {
+  return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))),
+               _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8))))};
+}
 W void v16_store_f16(uint16_t *p, v16 x) {
   _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
@@ -113,6 +121,13 @@ W v16i v16_bits(v16 x) { return (v16i){_mm256_castps_si256(x.a), _mm256_castps_s
 W v16 v16_from_bits(v16i x) { return (v16){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 W v16 v16_from_int(v16i x) { return (v16){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 W v16i v16_round(v16 x) { return (v16i){_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+W v16i v16i_load(const void *p) { return (v16i){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)}; }
+W v16i v16i_dot4_start(int32_t b_sum) { (void)b_sum; return v16i_set(0); }
+W __m256i v16_dot8(__m256i s, __m256i a, __m256i b) {     /* pairs are at most 2*127*127 < 2^15 */
+  __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
+  return _mm256_add_epi32(s, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+W v16i v16i_dot4(v16i s, v16i a, v16i b) { return (v16i){v16_dot8(s.a, a.a, b.a), v16_dot8(s.b, a.b, b.b)}; }
 W v16i v16i_shl23(v16i x) { return (v16i){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
 W v16i v16i_shr23(v16i x) { return (v16i){_mm256_srai_epi32(x.a, 23), _mm256_srai_epi32(x.b, 23)}; }
 W int32_t v16i_hmax(v16i x) {

@@ -22,6 +22,8 @@ W v16 v16_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(v16_first
 W void v16_store_n(float *p, v16 x, int n) { _mm512_mask_storeu_ps(p, v16_first(n), x); }
 W v16 v16_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 W v16 v16_load_f16_n(const uint16_t *p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(v16_first(n), p)); }
+W v16 v16_set_f16(uint16_t x) { return _mm512_cvtph_ps(_mm256_set1_epi16((short)x)); }
+W v16 v16_load_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 W void v16_store_f16(uint16_t *p, v16 x) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
 W void v16_store_i8x2(int8_t *p, v16i x, v16i y) {
   _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x));
@@ -77,6 +79,10 @@ W v16i v16_bits(v16 x) { return _mm512_castps_si512(x); }
 W v16 v16_from_bits(v16i x) { return _mm512_castsi512_ps(x); }
 W v16 v16_from_int(v16i x) { return _mm512_cvtepi32_ps(x); }
 W v16i v16_round(v16 x) { return _mm512_cvtps_epi32(x); }
+W v16i v16i_load(const void *p) { return _mm512_loadu_si512(p); }
+/* vpdpbusd wants a without sign: a + 128 gives 128*sum(b) too much. |s| < 2^31: 1024 * 255 * 127 in all */
+W v16i v16i_dot4_start(int32_t b_sum) { return _mm512_set1_epi32(-128 * b_sum); }
+W v16i v16i_dot4(v16i s, v16i a, v16i b) { return _mm512_dpbusd_epi32(s, _mm512_xor_si512(a, _mm512_set1_epi8(-128)), b); }
 W v16i v16i_shl23(v16i x) { return _mm512_slli_epi32(x, 23); }
 W v16i v16i_shr23(v16i x) { return _mm512_srai_epi32(x, 23); }
 W int32_t v16i_hmax(v16i x) {

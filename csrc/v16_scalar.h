@@ -22,6 +22,8 @@ W v16 v16_load_n(const float *p, int n) { v16 r = {{0}}; memcpy(&r, p, (size_t)n
 W void v16_store_n(float *p, v16 a, int n) { memcpy(p, &a, (size_t)n * 4); }
 W v16 v16_load_f16(const uint16_t *p) { v16 r; LANES r.f[i] = pe_f16_to_f32(p[i]); return r; }
 W v16 v16_load_f16_n(const uint16_t *p, int n) { v16 r = {{0}}; for (int i = 0; i < n; i++) r.f[i] = pe_f16_to_f32(p[i]); return r; }
+W v16 v16_set_f16(uint16_t x) { return v16_set(pe_f16_to_f32(x)); }
+W v16 v16_load_i8(const int8_t *p) { v16 r; LANES r.f[i] = p[i]; return r; }
 W void v16_store_f16(uint16_t *p, v16 a) { LANES p[i] = pe_f32_to_f16(a.f[i]); }
 W void v16_store_i8x2(int8_t *p, v16i a, v16i b) { LANES { p[i] = (int8_t)a.i[i]; p[16 + i] = (int8_t)b.i[i]; } }   /* lanes within -128..127 */
 W void v16_unzip(const float *p, v16 *even, v16 *odd) { LANES { even->f[i] = p[2 * i]; odd->f[i] = p[2 * i + 1]; } }
@@ -53,6 +55,7 @@ W v16 v16_select(v16m m, v16 a, v16 b) { LANES a.f[i] = m.i[i] ? a.f[i] : b.f[i]
 W v16i v16i_where(v16m m, v16i a) { LANES a.i[i] = m.i[i] ? a.i[i] : 0; return a; }               /* m ? a : 0 */
 
 /* ---- integers ---------------------------------------------------------------------- */
+W v16i v16i_load(const void *p) { v16i r; memcpy(&r, p, sizeof r); return r; }
 W v16i v16i_set(int32_t x) { v16i r; LANES r.i[i] = x; return r; }
 W v16i v16_bits(v16 a) { v16i r; memcpy(&r, &a, sizeof r); return r; }
 W v16 v16_from_bits(v16i a) { v16 r; memcpy(&r, &a, sizeof r); return r; }
@@ -65,6 +68,13 @@ W v16i v16i_and(v16i a, v16i b) { LANES a.i[i] &= b.i[i]; return a; }
 W v16i v16i_or(v16i a, v16i b) { LANES a.i[i] |= b.i[i]; return a; }
 W v16i v16i_shl23(v16i a) { LANES a.i[i] = (int32_t)((uint32_t)a.i[i] << 23); return a; }
 W v16i v16i_shr23(v16i a) { LANES a.i[i] >>= 23; return a; }                       /* sign extended */
+/* Sums of four products of signed bytes (-127..127) per lane, from v16i_dot4_start(sum of all of b's bytes that will come) on. */
+W v16i v16i_dot4_start(int32_t b_sum) { (void)b_sum; return v16i_set(0); }
+W v16i v16i_dot4(v16i s, v16i a, v16i b) {
+  const int8_t *x = (const int8_t *)&a, *y = (const int8_t *)&b;
+  LANES for (int j = 0; j < 4; j++) s.i[i] += x[4 * i + j] * y[4 * i + j];
+  return s;
+}
 W v16i v16i_max(v16i a, v16i b) { LANES a.i[i] = a.i[i] > b.i[i] ? a.i[i] : b.i[i]; return a; }
 W int32_t v16i_hmax(v16i a) { int32_t m = a.i[0]; LANES m = a.i[i] > m ? a.i[i] : m; return m; }
 W int32_t v16i_sum(v16i a) { int32_t s = 0; LANES s += a.i[i]; return s; }         /* the sum must fit */

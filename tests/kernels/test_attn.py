@@ -8,6 +8,7 @@ from vops import OTHERS, TIERS, aligned, f32, same, u8
 from pyengine.native import ffi, lib
 
 PAGE, CHUNK = lib.PE_PAGE, lib.PE_CHUNK
+F16, Q8 = lib.PE_KV_F16, lib.PE_KV_Q8_0
 F = np.float32
 scalar = TIERS["scalar"]
 
@@ -16,24 +17,29 @@ class Case:
     """Keys, values and queries of one KV head, in pages laid out by kv_store in a shuffled
     order. Everything that no token wrote is NaN."""
 
-    def __init__(self, n_pos, n_group, dk, dv=None, seed=0, tier="scalar", spread=1.0):
+    def __init__(self, n_pos, n_group, dk, dv=None, seed=0, tier="scalar", spread=1.0, kv_type=F16):
         dv = dv or dk
+        self.kv_type, self.tier = kv_type, TIERS[tier]
         rng = np.random.default_rng([n_pos, n_group, dk, dv, seed])
         self.n_pos, self.n_group, self.dk, self.dv = n_pos, n_group, dk, dv
         self.k = (rng.normal(size=(n_pos, dk)) * spread).astype(F)
         self.v = rng.normal(size=(n_pos, dv)).astype(F)
         self.q = rng.normal(size=(n_pos, n_group, dk)).astype(F)
         n_pages = -(-n_pos // PAGE)
-        self.k_off, self.v_off = 64, 64 + PAGE * dk * 2
-        self.stride = (self.v_off + PAGE * dv * 2 + 127) // 64 * 64
+        self.k_off, self.v_off = 64, 64 + lib.pe_kv_bytes(kv_type, dk)
+        self.stride = (self.v_off + lib.pe_kv_bytes(kv_type, dv) + 127) // 64 * 64
         self.kv = aligned((n_pages + 2) * self.stride)
         self.kv.view(np.uint16)[:] = 0x7E01
         self.table = rng.permutation(n_pages + 2)[:n_pages].astype(np.int32)
         for p in range(n_pos):
-            page = int(self.table[p // PAGE]) * self.stride
-            TIERS[tier].kv_store(u8(self.kv[page + self.k_off:]), u8(self.kv[page + self.v_off:]), p % PAGE, f32(self.k[p]), f32(self.v[p]), dk, dv)
+            self.store(p, self.k[p], self.v[p])
         self.scratch = aligned(lib.PE_SCRATCH)
         self.scratch.view(F)[:] = np.nan
+
+    def store(self, p, k, v):
+        page = int(self.table[p // PAGE]) * self.stride
+        write = self.tier.kv_store if self.kv_type == F16 else self.tier.kv_store_q8
+        write(u8(self.kv[page + self.k_off:]), u8(self.kv[page + self.v_off:]), p % PAGE, f32(k), f32(v), self.dk, self.dv)
 
     def args(self, pos, n_q, heads=None, window=0, softcap=0.0, chunks=None):
         g0, g1 = heads or (0, self.n_group)
@@ -42,7 +48,7 @@ class Case:
         a = ffi.new("pe_attn *", dict(
             q=f32(q), q_stride=(g1 - g0) * self.dk, n_q=n_q, n_group=g1 - g0, dk=self.dk, dv=self.dv, pos=pos, window=window,
             kv=u8(self.kv), table=ffi.cast("int32_t *", ffi.from_buffer(self.table)), page_stride=self.stride, k_off=self.k_off,
-            v_off=self.v_off, scale=self.dk**-0.5, softcap=softcap, c0=c0, c1=c1, o=f32(o), o_stride=(g1 - g0) * self.dv,
+            v_off=self.v_off, kv_type=self.kv_type, scale=self.dk**-0.5, softcap=softcap, c0=c0, c1=c1, o=f32(o), o_stride=(g1 - g0) * self.dv,
             scratch=ffi.cast("void *", u8(self.scratch))))
         return a, o
 
@@ -96,17 +102,38 @@ def capped(s, softcap):
     return y
 
 
+def blocks(x):
+    """Blocks of 32 along the last dimension: int8 values and float32 d."""
+    x = x.reshape(*x.shape[:-1], -1, 32)
+    top = np.abs(x).max(-1, keepdims=True)
+    return np.rint(x * (F(127) / top)).astype(np.int64), (top / F(127))[..., 0]
+
+
+def q8_values(x):
+    q, d = blocks(x)
+    return (q.astype(F) * d.astype(np.float16).astype(F)[..., None]).reshape(x.shape)
+
+
+def scores(case, i, g, p0, p1):
+    s, q = np.zeros(p1 - p0, F), case.q[i, g]
+    if case.kv_type == F16:
+        for d in range(case.dk):
+            s = fma(q[d], case.k[p0:p1, d].astype(np.float16).astype(F), s)
+        return s
+    (qk, dk), (qq, dq) = blocks(case.k[p0:p1]), blocks(q)
+    for b in range(case.dk // 32):
+        s = fma(dk[:, b].astype(np.float16).astype(F) * dq[b], (qk[:, b] @ qq[b]).astype(F), s)
+    return s
+
+
 def meaning(case, i, g, window=0, softcap=0.0):
     """Row (token at position i, head g)."""
-    k, v = case.k.astype(np.float16).astype(F), case.v.astype(np.float16).astype(F)
+    v = q8_values(case.v) if case.kv_type == Q8 else case.v.astype(np.float16).astype(F)
     first = max(0, i - window + 1) if window else 0
     running = None
     for c in range(first // CHUNK, i // CHUNK + 1):
         p0, p1 = max(first, c * CHUNK), min(i + 1, (c + 1) * CHUNK)
-        s = np.zeros(p1 - p0, F)
-        for d in range(case.dk):
-            s = fma(case.q[i, g, d], k[p0:p1, d], s)
-        s = s * F(case.dk**-0.5)
+        s = scores(case, i, g, p0, p1) * F(case.dk**-0.5)
         if softcap:
             s = capped(s, softcap)
         m = s.max()
@@ -129,11 +156,12 @@ def meaning(case, i, g, window=0, softcap=0.0):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("n_pos,n_group,dk,dv,window,softcap", [
-    (1, 1, 16, 16, 0, 0.0), (70, 3, 64, 64, 0, 0.0), (300, 2, 8, 24, 0, 0.0), (530, 1, 40, 40, 0, 50.0),
-    (300, 4, 32, 32, 20, 0.0), (600, 1, 16, 16, 256, 0.0), (600, 1, 1, 1, 300, 20.0)])
-def test_definition(tier, n_pos, n_group, dk, dv, window, softcap):
-    case = Case(n_pos, n_group, dk, dv, tier=tier)
+@pytest.mark.parametrize("n_pos,n_group,dk,dv,window,softcap,kv_type", [
+    (1, 1, 16, 16, 0, 0.0, F16), (70, 3, 64, 64, 0, 0.0, F16), (300, 2, 8, 24, 0, 0.0, F16), (530, 1, 40, 40, 0, 50.0, F16),
+    (300, 4, 32, 32, 20, 0.0, F16), (600, 1, 16, 16, 256, 0.0, F16), (600, 1, 1, 1, 300, 20.0, F16),
+    (1, 1, 32, 32, 0, 0.0, Q8), (300, 3, 64, 64, 0, 0.0, Q8), (290, 8, 32, 96, 30, 50.0, Q8), (530, 1, 160, 32, 0, 0.0, Q8)])
+def test_definition(tier, n_pos, n_group, dk, dv, window, softcap, kv_type):
+    case = Case(n_pos, n_group, dk, dv, tier=tier, kv_type=kv_type)
     whole = case.attend(TIERS[tier], 0, n_pos, window=window, softcap=softcap)
     for i in sorted({0, n_pos // 2, *[p for p in (15, 16, 63, 64, 255, 256, 257) if p < n_pos], n_pos - 1}):
         for g in {0, n_group - 1}:
@@ -163,15 +191,28 @@ def test_near_the_softmax_in_double(dk):
 
 # ---- one answer -----------------------------------------------------------------------------
 
+SHAPES_Q8 = [(32, 32, 1), (64, 64, 3), (64, 64, 4), (96, 64, 5), (64, 96, 8), (128, 128, 2), (256, 256, 1), (32, 64, 12), (1024, 32, 1), (32, 1024, 1)]
+
+
+@pytest.mark.parametrize("tier", OTHERS)
+@pytest.mark.parametrize("dk,dv,n_group", SHAPES_Q8)
+def test_tiers_and_cuts_q8(tier, dk, dv, n_group):
+    check_tiers_and_cuts(tier, dk, dv, n_group, Q8)
+
+
 @pytest.mark.parametrize("tier", OTHERS)
 @pytest.mark.parametrize("dk,dv,n_group", [(1, 1, 1), (8, 8, 2), (16, 16, 5), (40, 40, 3), (64, 64, 3), (80, 80, 1), (96, 96, 2), (128, 128, 4),
                                            (256, 256, 4), (64, 20, 7), (20, 64, 9), (192, 128, 1), (64, 64, 8), (32, 48, 12), (16, 16, 11), (48, 32, 10),
                                            (64, 80, 6), (1040, 16, 1)])
 def test_tiers_and_cuts(tier, dk, dv, n_group):
+    check_tiers_and_cuts(tier, dk, dv, n_group, F16)
+
+
+def check_tiers_and_cuts(tier, dk, dv, n_group, kv_type):
     """The scalar tier a token at a time against the other tier in every cut."""
     n = 310 if dk * n_group < 500 else 270
-    case = Case(n, n_group, dk, dv)
-    wide = Case(n, n_group, dk, dv, tier=tier)
+    case = Case(n, n_group, dk, dv, kv_type=kv_type)
+    wide = Case(n, n_group, dk, dv, tier=tier, kv_type=kv_type)
     assert same(case.kv, wide.kv)
     for how in (dict(), dict(window=50), dict(window=64, softcap=30.0)):
         start = n - 45
@@ -187,8 +228,9 @@ def test_tiers_and_cuts(tier, dk, dv, n_group):
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("how", [dict(), dict(window=300), dict(window=70, softcap=5.0)], ids=str)
-def test_partials_merge_to_the_same_bits(tier, how):
-    case = Case(1100, 2, 32)
+@pytest.mark.parametrize("kv_type", [F16, Q8])
+def test_partials_merge_to_the_same_bits(tier, how, kv_type):
+    case = Case(1100, 2, 32, kv_type=kv_type)
     for pos, n_q in ((1099, 1), (1020, 50), (250, 12), (0, 3)):
         want = case.attend(TIERS[tier], pos, n_q, **how)
         for cuts in ([], [1], [1, 2, 3, 4], [2, 3]):
@@ -205,28 +247,27 @@ def test_many_partials_merge_to_the_same_bits(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_what_is_not_seen_does_not_matter(tier):
+@pytest.mark.parametrize("kv_type", [F16, Q8])
+def test_what_is_not_seen_does_not_matter(tier, kv_type):
     """Positions behind the token or before its window may hold anything, NaN and infinities too."""
     t, n = TIERS[tier], 290
     for group, window in ((1, 0), (3, 0), (1, 40), (8, 17)):
-        case = Case(n, group, 64)
+        case = Case(n, group, 64, kv_type=kv_type)
         last = 200
         want = case.attend(t, last - 30, 31, window=window)
         for p in [*range(last + 1, n), *(range(last - 30 - window + 1) if window else ())]:
             bad = np.full(64, np.nan if p % 2 else np.inf, F)
-            page = int(case.table[p // PAGE]) * case.stride
-            t.kv_store(u8(case.kv[page + case.k_off:]), u8(case.kv[page + case.v_off:]), p % PAGE, f32(bad), f32(bad), 64, 64)
+            case.store(p, bad, bad)
         assert np.isfinite(want).all() and same(case.attend(t, last - 30, 31, window=window), want)
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_bad_position_hurts_those_who_see_it_and_nobody_else(tier):
+@pytest.mark.parametrize("kv_type", [F16, Q8])
+def test_a_bad_position_hurts_those_who_see_it_and_nobody_else(tier, kv_type):
     t, n, bad = TIERS[tier], 280, 262
     for group in (1, 4):
-        clean, case = Case(n, group, 32), Case(n, group, 32)
-        page = int(case.table[bad // PAGE]) * case.stride
-        nan = np.full(32, np.nan, F)
-        t.kv_store(u8(case.kv[page + case.k_off:]), u8(case.kv[page + case.v_off:]), bad % PAGE, f32(case.k[bad]), f32(nan), 32, 32)
+        clean, case = Case(n, group, 32, kv_type=kv_type), Case(n, group, 32, kv_type=kv_type)
+        case.store(bad, case.k[bad], np.full(32, np.nan, F))
         got, want = case.attend(t, 0, n), clean.attend(t, 0, n)
         assert np.isnan(got[bad:]).all() and same(got[:bad], want[:bad])
 
@@ -243,3 +284,18 @@ def test_chunks_out_of_sight_give_zeros():
     case = Case(300, 1, 16)
     for t in TIERS.values():
         assert (case.attend(t, 10, 3, chunks=(1, 2)) == 0).all()
+
+
+def test_q8_pages():
+    """What q8_0 stores, by the layout in pyengine.h; sizes that are not whole blocks have none."""
+    case = Case(70, 1, 64, 96, kv_type=Q8)
+    (kq, kd), (vq, vd) = blocks(case.k), blocks(case.v)
+    for p in (0, 5, 16, 63, 64, 69):
+        page = case.kv[int(case.table[p // PAGE]) * case.stride:]
+        k, v = (page[off + p % PAGE // 16 * 17 * d:][:17 * d] for off, d in ((case.k_off, 64), (case.v_off, 96)))
+        assert (k[:1024].view(np.int8).reshape(16, 16, 4)[:, p % 16].ravel() == kq[p].ravel()).all()
+        assert (k[1024:].view(np.float16).reshape(2, 16)[:, p % 16] == kd[p].astype(np.float16)).all()
+        assert (v[:1536].view(np.int8).reshape(16, 96)[p % 16] == vq[p].ravel()).all()
+        assert (v[1536:].view(np.float16).reshape(16, 3)[p % 16] == vd[p].astype(np.float16)).all()
+    assert [lib.pe_kv_bytes(Q8, d) for d in (0, 31, 33, 48, 1056)] == [-1] * 5 and lib.pe_kv_bytes(7, 64) == -1
+    assert lib.pe_kv_bytes(Q8, 64) == 64 * 68 and lib.pe_kv_bytes(F16, 33) == 64 * 66
