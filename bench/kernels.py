@@ -4,8 +4,8 @@
 
 One token: GB/s of weight bytes over a matrix much larger than the caches, and its share of
 a plain linear read loop over the same bytes (a share above 1 is no error: eight streams
-read more than one). More tokens: GMAC/s and, on AVX2, the share of what the bare inner
-instructions of 4-bit weights reach (vpmaddubsw and vpaddw on registers). Rounds go over all kernels in turn, and medians
+read more than one). More tokens: GMAC/s and the share of what the bare inner instructions
+of the kernel's own tier reach on registers (AVX2: vpmaddubsw and vpaddw; else vpdpbusd). Rounds go over all kernels in turn, and medians
 of the rounds are printed, so that a busy neighbour disturbs every line alike.
 """
 import argparse
@@ -30,6 +30,9 @@ def finite_blocks(t: quants.QuantType, n: int) -> np.ndarray:
         x = x if t.bytes == 4 else x.astype(np.float16) if t.name == "F16" else (x.view(np.uint32) >> 16).astype(np.uint16)
         return x.view(np.uint8).reshape(n, t.bytes)
     blocks = rng.integers(0, 256, (n, t.bytes), np.uint8)
+    if t.name == "MXFP4":  # a byte: 2^(e - 128)
+        blocks[:, 0] = 120
+        return blocks
     for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(t.name, (0, 2) if t.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (0,)):
         blocks[:, at:at + 2] = rng.uniform(0.001, 0.01, n).astype(np.float16).view(np.uint8).reshape(n, 2)
     return blocks
@@ -111,13 +114,16 @@ def read_gbs(memory: np.ndarray, n: int, threads: int) -> float:
     return part * threads / timed(lambda i: lib.pe_read_loop(pointers[i], part), threads) / 1e9
 
 
-def peak_gmacs(threads: int) -> float:
-    if not lib.pe_cpu_isa() & lib.PE_ISA_AVX2:
+def peak_gmacs(isa: int, threads: int) -> float:
+    """Of the widest multiply-add among the instruction sets in `isa`."""
+    loop = (lib.pe_mac_loop_avx512 if isa & lib.PE_ISA_AVX512 else lib.pe_mac_loop_avxvnni if isa & lib.PE_ISA_AVXVNNI
+            else lib.pe_mac_loop if isa & lib.PE_ISA_AVX2 else None)
+    if loop is None:
         return 0.0
     done = [0] * threads
 
     def work(i):
-        done[i] = lib.pe_mac_loop(1_000_000)
+        done[i] = loop(1_000_000)
 
     seconds = timed(work, threads)
     return sum(done) / seconds / 1e9
@@ -161,7 +167,7 @@ def main() -> None:
             shares = [[] for _ in jobs]
             for _ in range(a.rounds):
                 for i, job in enumerate(jobs):
-                    yardstick = (lambda: read_gbs(memory, limit, a.threads)) if job.n == 1 else (lambda: peak_gmacs(a.threads))
+                    yardstick = (lambda: read_gbs(memory, limit, a.threads)) if job.n == 1 else (lambda: peak_gmacs(job.row.isa, a.threads))
                     before = yardstick()
                     figure = job.figure(job.seconds())
                     best = max(before, yardstick())
