@@ -2,8 +2,6 @@
  * The bodies are in mm_block32_vnni.inl.c. Reached through pe_rows_block32_avxvnni only. */
 #if defined(__x86_64__) || defined(_M_X64)
 #include "mm_avxvnni.h"
-
-#define MOST_FEW 7
 #include "mm_block32_vnni.inl.c"
 
 const pe_row pe_rows_block32_avxvnni[] = {ALL_ROWS};
