@@ -26,6 +26,7 @@ enum {
   PE_Q5_K = 13,
   PE_Q6_K = 14,
   PE_IQ4_NL = 20,
+  PE_IQ4_XS = 23,
   PE_BF16 = 30,
   PE_MXFP4 = 39,
 };
@@ -110,6 +111,13 @@ typedef struct PE_PACKED pe_q6_k {
   pe_half d;              /* x = d * scale * (q - 32) */
 } pe_q6_k;
 
+typedef struct PE_PACKED pe_iq4_xs {
+  pe_half d;              /* x = d * (scale - 32) * value of code q */
+  uint16_t scales_h;      /* high two bits of the eight 6-bit scales, group 0 lowest */
+  uint8_t scales_l[4];    /* low four bits: byte j holds group 2j low, 2j+1 high */
+  uint8_t qs[128];        /* 16 bytes per 32 elements: first 16 low nibbles, next 16 high */
+} pe_iq4_xs;
+
 _Static_assert(sizeof(pe_half) == 2, "F16 and BF16 elements");
 _Static_assert(sizeof(pe_q4_0) == 18, "Q4_0 block");
 _Static_assert(sizeof(pe_q4_1) == 20, "Q4_1 block");
@@ -123,5 +131,6 @@ _Static_assert(sizeof(pe_q3_k) == 110, "Q3_K block");
 _Static_assert(sizeof(pe_q4_k) == 144, "Q4_K block");
 _Static_assert(sizeof(pe_q5_k) == 176, "Q5_K block");
 _Static_assert(sizeof(pe_q6_k) == 210, "Q6_K block");
+_Static_assert(sizeof(pe_iq4_xs) == 136, "IQ4_XS block");
 _Static_assert(_Alignof(pe_q6_k) == 1 && _Alignof(pe_q4_0) == 1, "blocks may start at any byte");
 #endif

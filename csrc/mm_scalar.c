@@ -218,6 +218,19 @@ INLINE void unpack_q6_k(block256 *u, const uint8_t *w) {
   memcpy(u->sc, b->scales, 16);
 }
 
+INLINE void unpack_iq4_xs(block256 *u, const uint8_t *w) {
+  const pe_iq4_xs *b = (const pe_iq4_xs *)w;
+  u->d = pe_f16_to_f32(b->d);
+  for (int g = 0; g < 8; g++) {
+    int lo = (b->scales_l[g / 2] >> (4 * (g & 1))) & 15, hi = (b->scales_h >> (2 * g)) & 3;
+    u->sc[2 * g] = u->sc[2 * g + 1] = (int8_t)((lo | hi << 4) - 32);
+    for (int j = 0; j < 16; j++) {
+      u->q[32 * g + j] = iq4_values[b->qs[16 * g + j] & 15];
+      u->q[32 * g + 16 + j] = iq4_values[b->qs[16 * g + j] >> 4];
+    }
+  }
+}
+
 INLINE void mm_block256(const pe_mm *m, int64_t size, void (*unpack)(block256 *, const uint8_t *), int minima) {
   int64_t n_blocks = m->k / 256;
   for (int64_t r = m->r0; r < m->r1; r++) {
@@ -230,10 +243,11 @@ INLINE void mm_block256(const pe_mm *m, int64_t size, void (*unpack)(block256 *,
         const uint8_t *x = m->x + t * m->x_stride;
         const int8_t *q = pe_act_q(x) + 256 * b;
         float da = pe_act_d(x, m->k)[b];
-        /* |isum| <= 16 * |w| * 127, |w| being 3 (Q2_K), 4 (Q3_K), 15 (Q4_K), 31 (Q5_K), 32 (Q6_K);
+        /* |isum| <= 16 * |w| * 127, |w| being 3 (Q2_K), 4 (Q3_K), 15 (Q4_K), 31 (Q5_K), 32 (Q6_K),
+         * 127 (IQ4_XS);
          * |S| <= 16 * |sc| * |isum|: Q2_K 16*15*6 096 = 1 463 040, Q3_K 16*32*8 128 = 4 161 536,
          * Q4_K 16*63*30 480 = 30 723 840, Q5_K 16*63*62 992 = 63 495 936,
-         * Q6_K 16*128*65 024 = 133 169 152. All below 2^31. From 2^24 on, (float)S rounds:
+         * Q6_K 16*128*65 024 = 133 169 152, IQ4_XS 16*32*258 064 = 132 128 768. All below 2^31. From 2^24 on, (float)S rounds:
          * a kernel must reach the same total as an integer before it converts. */
         int32_t S = 0;
         for (int g = 0; g < 16; g++) {
@@ -351,6 +365,7 @@ BLOCK(256, q3_k, 0)
 BLOCK(256, q4_k, 1)
 BLOCK(256, q5_k, 1)
 BLOCK(256, q6_k, 0)
+BLOCK(256, iq4_xs, 0)
 
 #define ROW(type, act, name) {"mm_" #name "_scalar", type, act, PE_ISA_SCALAR, 1, INT32_MAX, mm_##name}
 
@@ -359,7 +374,8 @@ const pe_row pe_rows_scalar[] = {
     ROW(PE_Q4_0, PE_ACT_Q32, q4_0),  ROW(PE_Q4_1, PE_ACT_Q32, q4_1),  ROW(PE_Q5_0, PE_ACT_Q32, q5_0),
     ROW(PE_Q5_1, PE_ACT_Q32, q5_1),  ROW(PE_Q8_0, PE_ACT_Q32, q8_0),  ROW(PE_Q2_K, PE_ACT_Q256, q2_k),
     ROW(PE_Q3_K, PE_ACT_Q256, q3_k), ROW(PE_Q4_K, PE_ACT_Q256, q4_k), ROW(PE_Q5_K, PE_ACT_Q256, q5_k),
-    ROW(PE_Q6_K, PE_ACT_Q256, q6_k), ROW(PE_IQ4_NL, PE_ACT_Q32, iq4_nl), ROW(PE_MXFP4, PE_ACT_Q32, mxfp4), {0},
+    ROW(PE_Q6_K, PE_ACT_Q256, q6_k), ROW(PE_IQ4_NL, PE_ACT_Q32, iq4_nl), ROW(PE_MXFP4, PE_ACT_Q32, mxfp4),
+    ROW(PE_IQ4_XS, PE_ACT_Q256, iq4_xs), {0},
 };
 
 static const struct {
@@ -371,6 +387,7 @@ static const struct {
     {PE_Q5_1, 32, dequant_q5_1},  {PE_Q8_0, 32, dequant_q8_0},  {PE_Q2_K, 256, dequant_q2_k},
     {PE_Q3_K, 256, dequant_q3_k}, {PE_Q4_K, 256, dequant_q4_k}, {PE_Q5_K, 256, dequant_q5_k},
     {PE_Q6_K, 256, dequant_q6_k}, {PE_IQ4_NL, 32, dequant_iq4_nl}, {PE_MXFP4, 32, dequant_mxfp4},
+    {PE_IQ4_XS, 256, dequant_iq4_xs},
 };
 
 int pe_dequant(int32_t wtype, const void *row, float *y, int64_t k) {

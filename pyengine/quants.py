@@ -192,11 +192,20 @@ def _q6_k(b):
     return _scaled(_f16(b[:, 208:210]), b[:, 192:208].view("i1"), q)
 
 
+def _iq4_xs(b):
+    import numpy as np
+
+    high = _fields(b[:, 2:4], 2).transpose(0, 2, 1).reshape(-1, 8)      # two bits each, lowest first ...
+    low = _fields(b[:, 4:8], 4).transpose(0, 2, 1).reshape(-1, 8)       # ... and four
+    q = np.array(_IQ4_VALUES, "i1")[_nibbles(b[:, 8:], 16)]
+    return _scaled(_f16(b[:, :2]), (low | high << 4).astype("i1") - 32, q)
+
+
 _MEANING = {
     "F32": _f32_rows, "F16": _f16_rows, "BF16": _bf16_rows,
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
     "IQ4_NL": _iq4_nl, "MXFP4": _mxfp4,
-    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs,
 }
 
 

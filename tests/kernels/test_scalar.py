@@ -14,7 +14,7 @@ from pyengine.native import ffi, lib
 HALVES = {  # byte offsets of the f16 scale and minimum in a block
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
     "IQ4_NL": (0,), "MXFP4": (),
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,),
 }
 F16_SCALED = [n for n in HALVES if HALVES[n]]  # MXFP4's scale is a byte e: 2^(e - 128)
 FLOATS = ("F32", "F16", "BF16")
