@@ -34,6 +34,8 @@ extern const pe_row pe_rows_block32_avx2[];
 extern const pe_row pe_rows_block32_avxvnni[];
 extern const pe_row pe_rows_block32_avx512[];
 extern const pe_row pe_rows_kquant_avx2[];
+extern const pe_row pe_rows_kquant_avxvnni[];
+extern const pe_row pe_rows_kquant_avx512[];
 #endif
 extern const pe_vops pe_vops_scalar;
 #if defined(__x86_64__) || defined(_M_X64)

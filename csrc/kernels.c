@@ -15,6 +15,8 @@ static const pe_row *const row_tables[] = {
     pe_rows_block32_avxvnni,
     pe_rows_block32_avx512,
     pe_rows_kquant_avx2,
+    pe_rows_kquant_avxvnni,
+    pe_rows_kquant_avx512,
 #endif
 };
 

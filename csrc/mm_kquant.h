@@ -1,0 +1,226 @@
+/* mm_kquant.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS) of LANES rows, taken apart into strips:
+ * sixteen elements of every row, four bytes of each per dword. No arithmetic on activations:
+ * a strip goes where mm_kquant.inl.c sends it (take_strip). Included by mm_kquant_maddubs.h and
+ * mm_kquant_dp.h, which say what the multiplication wants: SCALE, UP4, CODES. */
+#ifndef PE_MM_KQUANT_H
+#define PE_MM_KQUANT_H
+
+#define BYTES(T) \
+  ((T) == PE_Q2_K ? 84 : (T) == PE_Q3_K ? 110 : (T) == PE_Q4_K ? 144 : (T) == PE_Q5_K ? 176 : (T) == PE_Q6_K ? 210 : 136)
+#define MINIMA(T) ((T) == PE_Q2_K || (T) == PE_Q4_K || (T) == PE_Q5_K)
+#define PER32(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_IQ4_XS)  /* a scale per 32 elements, else per 16 */
+
+typedef struct kpanel {    /* one block of LANES rows; dword lane i is row i */
+  vi w[64];                /* elements 4c..4c+3, offset not taken off: 0..3, 7, 15, 31, 63; IQ4_XS see CODES */
+  vi sc[16];               /* scale of a sub-block, as SCALE says */
+  vi mn[8];                /* sub-blocks 2i and 2i+1 as int16: minima, or scales again where there are none */
+  vf d, dmin;
+} kpanel;
+
+/* ---- scales ----------------------------------------------------------------------------- */
+
+/* How a scale is written into its dword, which depends on what it meets. */
+enum { TWICE16, LOW16, INT32 };
+
+INLINE vi scale(vi v, int byte, int how, int is_signed) {
+  uint32_t b = (uint32_t)byte, z = 0x80;  /* 0x80: shuffle writes 0 */
+  if (!is_signed) return vi_shuffle8(v, pe_own_bytes(b | z << 8 | (how == TWICE16 ? b : z) << 16 | z << 24));
+  if (how == INT32) return vi_sra32(vi_shuffle8(v, pe_own_bytes(z | z << 8 | z << 16 | b << 24)), 24);
+  return vi_sra16(vi_shuffle8(v, pe_own_bytes(z | b << 8 | z << 16 | (how == TWICE16 ? b : z) << 24)), 8);
+}
+
+/* Bytes b and b+1 as two int16. */
+INLINE vi pair16(vi v, int byte, int is_signed) {
+  uint32_t b = (uint32_t)byte, z = 0x80;
+  if (!is_signed) return vi_shuffle8(v, pe_own_bytes(b | z << 8 | (b + 1) << 16 | z << 24));
+  return vi_sra16(vi_shuffle8(v, pe_own_bytes(z | b << 8 | z << 16 | (b + 1) << 24)), 8);
+}
+
+/* n scales of a byte each, four per dword of s, to sc; m to mn. */
+INLINE void scales(kpanel *p, int n, const vi *s, const vi *m, int how, int is_signed) {
+  PE_UNROLL
+  for (int j = 0; j < n; j++) p->sc[j] = scale(s[j / 4], j % 4, how, is_signed);
+  PE_UNROLL
+  for (int i = 0; i < n / 2; i++) p->mn[i] = pair16(m[i / 2], i % 2 * 2, is_signed);
+}
+
+/* ---- strips ----------------------------------------------------------------------------- */
+
+INLINE vi and8(vi v, int mask) { return vi_and(v, vi_set8(mask)); }
+/* Bits of bytes moved by a shift of 16-bit lanes: the mask drops what came from the neighbour. */
+INLINE vi bits(vi v, int right, int mask) {
+  return and8(right > 0 ? vi_srl16(v, right) : right < 0 ? vi_sll16(v, -right) : v, mask);
+}
+INLINE vi or_bits(vi a, vi v, int right, int mask) { return vi_or(a, bits(v, right, mask)); }
+
+/* Strip j, its quants shifted up by `up` bits where that saves shifting them down: a strip's
+ * sum is shifted instead. Q2_K and Q3_K: two of four fields stay where they are. */
+typedef struct one one;
+INLINE void take_strip(int T, int j, const vi w[4], int up, kpanel *p, one *o);
+
+INLINE void unpack_q2_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  vi v[4], s[4], m[4], w[4];
+  pe_transpose16(v, l, off + 68);
+  pe_half_pairs(v[3], &p->d, &p->dmin);
+  pe_transpose16(v, l, off);
+  PE_UNROLL
+  for (int i = 0; i < 4; i++) s[i] = pe_nib_lo(v[i]), m[i] = pe_nib_hi(v[i]);
+  scales(p, 16, s, m, SCALE(PE_Q2_K), 0);
+  PE_UNROLL
+  for (int i = 0; i < 4; i++) {  /* 16 bytes: half i/2, elements 16*(i%2).. of its four groups of 32 */
+    pe_transpose16(v, l, off + 16 + 16 * i);
+    PE_UNROLL
+    for (int g = 0; g < 4; g++) {
+      PE_UNROLL
+      for (int c = 0; c < 4; c++) {
+        if (g == 2) v[c] = vi_srl16(v[c], 4);
+        w[c] = and8(v[c], g % 2 ? 12 : 3);
+      }
+      take_strip(PE_Q2_K, i / 2 * 8 + g * 2 + i % 2, w, g % 2 * 2, p, o);
+    }
+  }
+}
+
+INLINE void unpack_q3_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  vi v[4], h[4], s[4], w[4];
+  vf unused;
+  pe_transpose4(v, vi_srl128(PE_ROWS4(l->p, 0, off + 94), 2), vi_srl128(PE_ROWS4(l->p, 1, off + 94), 2),
+                vi_srl128(PE_ROWS4(l->p, 2, off + 94), 2), vi_srl128(PE_ROWS4(l->p, 3, off + 94), 2));
+  pe_half_pairs(v[3], &p->d, &unused);
+  s[0] = or_bits(pe_nib_lo(v[0]), v[2], -4, 0x30);
+  s[1] = or_bits(pe_nib_lo(v[1]), v[2], -2, 0x30);
+  s[2] = or_bits(pe_nib_hi(v[0]), v[2], 0, 0x30);
+  s[3] = or_bits(pe_nib_hi(v[1]), v[2], 2, 0x30);
+  PE_UNROLL
+  for (int i = 0; i < 4; i++) s[i] = vi_sub8(s[i], vi_set8(32));
+  scales(p, 16, s, s, SCALE(PE_Q3_K), 1);
+  PE_UNROLL
+  for (int e = 0; e < 2; e++) {
+    pe_transpose16(h, l, off + 16 * e);
+    PE_UNROLL
+    for (int half = 0; half < 2; half++) {
+      pe_transpose16(v, l, off + 32 + 32 * half + 16 * e);
+      PE_UNROLL
+      for (int g = 0; g < 4; g++) {
+        const int up = g % 2 * 2;
+        PE_UNROLL
+        for (int c = 0; c < 4; c++) {
+          if (g == 2) v[c] = vi_srl16(v[c], 4);
+          w[c] = or_bits(and8(v[c], 3 << up), h[c], 4 * half + g - 2 - up, 4 << up);
+        }
+        take_strip(PE_Q3_K, half * 8 + g * 2 + e, w, up, p, o);
+      }
+    }
+  }
+}
+
+/* d, dmin and the twelve bytes of 6-bit scales and minima of Q4_K and Q5_K. */
+INLINE void header_q4_k(int T, const pe_lanes *l, int64_t off, kpanel *p) {
+  vi v[4], s[2], m[2];
+  pe_transpose16(v, l, off);
+  pe_half_pairs(v[0], &p->d, &p->dmin);
+  s[0] = and8(v[1], 63);
+  m[0] = and8(v[2], 63);
+  s[1] = or_bits(pe_nib_lo(v[3]), v[1], 2, 0x30);
+  m[1] = or_bits(pe_nib_hi(v[3]), v[2], 2, 0x30);
+  scales(p, 8, s, m, SCALE(T), 0);
+}
+
+INLINE void unpack_q4_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  header_q4_k(PE_Q4_K, l, off, p);
+  PE_UNROLL
+  for (int i = 0; i < 8; i++) {  /* 16 bytes: the low nibbles, and 32 elements on, the high ones */
+    vi v[4], w[4];
+    pe_transpose16(v, l, off + 16 + 16 * i);
+    PE_UNROLL
+    for (int c = 0; c < 4; c++) w[c] = pe_nib_lo(v[c]);
+    take_strip(PE_Q4_K, i / 2 * 4 + i % 2, w, 0, p, o);
+    PE_UNROLL
+    for (int c = 0; c < 4; c++) w[c] = UP4 ? and8(v[c], 0xf0) : pe_nib_hi(v[c]);
+    take_strip(PE_Q4_K, i / 2 * 4 + i % 2 + 2, w, UP4, p, o);
+  }
+}
+
+INLINE void unpack_q5_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  header_q4_k(PE_Q5_K, l, off, p);
+  PE_UNROLL
+  for (int e = 0; e < 2; e++) {
+    vi v[4], h[4], w[4];
+    pe_transpose16(h, l, off + 16 + 16 * e);
+    PE_UNROLL
+    for (int g = 0; g < 4; g++) {
+      pe_transpose16(v, l, off + 48 + 32 * g + 16 * e);
+      PE_UNROLL
+      for (int c = 0; c < 4; c++) w[c] = or_bits(pe_nib_lo(v[c]), h[c], 2 * g - 4, 16);
+      take_strip(PE_Q5_K, g * 4 + e, w, 0, p, o);
+      PE_UNROLL
+      for (int c = 0; c < 4; c++) w[c] = or_bits(pe_nib_hi(v[c]), h[c], 2 * g - 3, 16);
+      take_strip(PE_Q5_K, g * 4 + e + 2, w, 0, p, o);
+    }
+  }
+}
+
+INLINE void unpack_q6_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  vi v[4], h[4], w[4];
+  p->d = pe_half_at_end(l, off + 208);
+  pe_transpose16(v, l, off + 192);
+  scales(p, 16, v, v, SCALE(PE_Q6_K), 1);
+  PE_UNROLL
+  for (int i = 0; i < 4; i++) {  /* half i/2, elements 16*(i%2).. of its four groups of 32 */
+    const int j = i / 2 * 8 + i % 2;
+    pe_transpose16(h, l, off + 128 + 16 * i);
+    PE_UNROLL
+    for (int low = 0; low < 2; low++) {  /* groups 0 and 2, then 1 and 3 */
+      pe_transpose16(v, l, off + i / 2 * 64 + i % 2 * 16 + 32 * low);
+      PE_UNROLL
+      for (int c = 0; c < 4; c++) w[c] = or_bits(pe_nib_lo(v[c]), h[c], 2 * low - 4, 0x30);
+      take_strip(PE_Q6_K, j + 2 * low, w, 0, p, o);
+      PE_UNROLL
+      for (int c = 0; c < 4; c++) w[c] = or_bits(pe_nib_hi(v[c]), h[c], 2 * low, 0x30);
+      take_strip(PE_Q6_K, j + 2 * low + 4, w, 0, p, o);
+    }
+  }
+}
+
+INLINE void unpack_iq4_xs(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  static const uint8_t codes[16] __attribute__((aligned(16))) = CODES;
+  const vi table = vi_table(codes);
+  vi v[4], s[2], w[4];
+  vf unused;
+  pe_transpose16(v, l, off);  /* d and scales_h, scales_l, 8 bytes of quants */
+  pe_half_pairs(v[0], &p->d, &unused);
+  /* Nibble g of scales_l to byte g; bits 2g of scales_h to bits 4 and 5 of it. */
+  vi lo = pe_nib_lo(v[1]), hi = pe_nib_hi(v[1]), h[2];
+  PE_UNROLL
+  for (int i = 0; i < 2; i++) {
+    uint32_t b = 2 * (uint32_t)i, z = 0x80;
+    s[i] = vi_or(vi_shuffle8(lo, pe_own_bytes(b | z << 8 | (b + 1) << 16 | z << 24)),
+                 vi_shuffle8(hi, pe_own_bytes(z | b << 8 | z << 16 | (b + 1) << 24)));
+    h[i] = vi_shuffle8(v[0], pe_own_bytes((2u + i) * 0x01010101u));
+    h[i] = vi_or(vi_or(vi_and(vi_sll16(h[i], 4), vi_set32(0x30)), vi_and(vi_sll16(h[i], 2), vi_set32(0x3000))),
+                 vi_or(vi_and(h[i], vi_set32(0x300000)), vi_and(vi_srl16(h[i], 2), vi_set32(0x30000000))));
+    s[i] = vi_sub8(vi_or(s[i], h[i]), vi_set8(32));
+  }
+  scales(p, 8, s, s, SCALE(PE_IQ4_XS), 1);
+  PE_UNROLL
+  for (int i = 0; i < 8; i++) {  /* 16 bytes are 32 elements */
+    pe_transpose16(v, l, off + 8 + 16 * i);
+    PE_UNROLL
+    for (int c = 0; c < 4; c++) w[c] = vi_shuffle8(table, pe_nib_lo(v[c]));
+    take_strip(PE_IQ4_XS, 2 * i, w, 0, p, o);
+    PE_UNROLL
+    for (int c = 0; c < 4; c++) w[c] = vi_shuffle8(table, pe_nib_hi(v[c]));
+    take_strip(PE_IQ4_XS, 2 * i + 1, w, 0, p, o);
+  }
+}
+
+INLINE void unpack(int T, const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  if (T == PE_Q2_K) unpack_q2_k(l, off, p, o);
+  if (T == PE_Q3_K) unpack_q3_k(l, off, p, o);
+  if (T == PE_Q4_K) unpack_q4_k(l, off, p, o);
+  if (T == PE_Q5_K) unpack_q5_k(l, off, p, o);
+  if (T == PE_Q6_K) unpack_q6_k(l, off, p, o);
+  if (T == PE_IQ4_XS) unpack_iq4_xs(l, off, p, o);
+}
+
+#endif

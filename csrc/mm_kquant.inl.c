@@ -1,0 +1,187 @@
+/* mm_kquant.inl.c: matrix products with weights in blocks of 256 (Q2_K to Q6_K, IQ4_XS). The
+ * bits are mm_scalar.c's. The body of mm_kquant_{avx2,avxvnni,avx512}.c, over their words and
+ * their way of multiplying (mm_kquant_maddubs.h, mm_kquant_dp.h).
+ *
+ * LANES rows in as many lanes. One token: rows far apart, each strip multiplied as it is
+ * unpacked, nothing stored. A few tokens: rows far apart, a block at a time unpacked to a
+ * panel for all tokens. Many tokens: two vectors of adjacent rows, several blocks. All sums
+ * stay int32 until a block's total is complete, because beyond 2^24 its conversion rounds. */
+struct one {               /* one token: its quants of the block, and S so far */
+  const int8_t *q;
+  vi S;
+};
+
+INLINE void take_strip(int T, int j, const vi w[4], int up, kpanel *p, one *o) {
+  if (o) {
+    o->S = strip_times(T, o->S, w, up, o->q + 16 * j, p->sc[PER32(T) ? j / 2 : j]);
+    pe_pin(&o->S);
+    return;
+  }
+  PE_UNROLL
+  for (int c = 0; c < 4; c++) p->w[4 * j + c] = up ? vi_srl16(w[c], up) : w[c];
+}
+
+/* ---- a block times tokens --------------------------------------------------------------- */
+
+#define OFFSET(T) ((T) == PE_Q3_K ? 4 : (T) == PE_Q6_K ? 32 : (T) == PE_IQ4_XS ? IQ4_OFFSET : 0)
+
+/* One block's S into the accumulators [token][vector]. The minima or the offset times the
+ * scales meet the sums of the activations, two sub-blocks per madd. */
+INLINE void finish(int T, int NT, int NV, vf *acc, vi S[8][2], const kpanel *p, const pe_mm *a, const uint8_t *x, int64_t block) {
+  PE_UNROLL
+  for (int t = 0; t < NT; t++) {
+    const uint8_t *xt = x + t * a->x_stride;
+    const int16_t *asum = pe_act_s16(xt, a->k) + 16 * block;
+    int16_t asum32[8] __attribute__((aligned(16)));
+    vf da = vf_set(pe_act_d(xt, a->k)[block]);
+    vi N[2];
+    if (PER32(T)) {
+      const __m128i *v = (const __m128i *)asum;
+      _mm_store_si128((__m128i *)asum32, _mm_hadd_epi16(_mm_load_si128(v), _mm_load_si128(v + 1)));
+      asum = asum32;
+    }
+    const int n_mn = MINIMA(T) || OFFSET(T) ? PER32(T) ? 4 : 8 : 0;
+    PE_UNROLL
+    for (int i = 0; i < n_mn; i++) {
+      vi s = pe_bcast32(asum + 2 * i);
+      PE_UNROLL
+      for (int v = 0; v < NV; v++) N[v] = i == 0 ? vi_madd16(p[v].mn[i], s) : vi_add32(N[v], vi_madd16(p[v].mn[i], s));
+    }
+    PE_UNROLL
+    for (int v = 0; v < NV; v++) {
+      vf *to = acc + t * NV + v;
+      if (MINIMA(T)) {
+        vf n = vf_mul(p[v].dmin, vf_from_vi(N[v]));
+        *to = vf_fma(da, vf_fms(p[v].d, vf_from_vi(S[t][v]), n), *to);
+      } else {
+        vi s = S[t][v];
+        if (OFFSET(T) == 127) s = vi_add32(vi_sub32(s, vi_sll32(N[v], 7)), N[v]);
+        else if (OFFSET(T)) s = vi_sub32(s, vi_sll32(N[v], OFFSET(T) == 32 ? 5 : 2));
+        *to = vf_fma(da, vf_mul(p[v].d, vf_from_vi(s)), *to);
+      }
+    }
+  }
+}
+
+INLINE void block_tokens(int T, int NT, int NV, vf *acc, const kpanel *p, const pe_mm *a, const uint8_t *x, int64_t block) {
+  vi S[8][2];
+  block_sums(T, NT, NV, S, p, pe_act_q(x) + 256 * block, a->x_stride);
+  finish(T, NT, NV, acc, S, p, a, x, block);
+}
+
+/* ---- one and few tokens ----------------------------------------------------------------- */
+
+enum { AHEAD = 768, FEW = 16 };
+
+/* Each line of each row once, AHEAD bytes before it is read. */
+INLINE void prefetch_block(int T, const pe_lanes *l, int64_t b) {
+  for (int64_t line = b * BYTES(T) / 64; line < (b + 1) * BYTES(T) / 64; line++) pe_prefetch(l, 64 * line + AHEAD);
+}
+
+INLINE void one_group(int T, const pe_mm *a, const pe_lanes *l) {
+  vf acc = vf_zero();
+  for (int64_t b = 0; b < a->k / 256; b++) {
+    kpanel p;                /* w stays unused */
+    one o = {pe_act_q(a->x) + 256 * b, vi_zero()};
+    prefetch_block(T, l, b);
+    unpack(T, l, b * BYTES(T), &p, &o);
+    vi S[8][2];
+    S[0][0] = o.S;
+    finish(T, 1, 1, &acc, S, &p, a, a->x, b);
+  }
+  pe_store(a->y, l, acc);
+}
+
+/* n <= FEW tokens, up to FEW_TILE of them at a time. */
+INLINE void few_group(int T, const pe_mm *a, const pe_lanes *l) {
+  kpanel p;
+  vf acc[FEW];
+  for (int t = 0; t < FEW; t++) acc[t] = vf_zero();
+  for (int64_t b = 0; b < a->k / 256; b++) {
+    prefetch_block(T, l, b);
+    unpack(T, l, b * BYTES(T), &p, NULL);
+    int64_t t = 0;
+    if (FEW_TILE >= 8)
+      for (; t + 8 <= a->n; t += 8) block_tokens(T, 8, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
+    for (; t + 4 <= a->n; t += 4) block_tokens(T, 4, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
+    for (; t + 2 <= a->n; t += 2) block_tokens(T, 2, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
+    for (; t < a->n; t++) block_tokens(T, 1, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
+  }
+  for (int64_t t = 0; t < a->n; t++) pe_store(a->y + t * a->y_stride, l, acc[t]);
+}
+
+/* ---- many tokens ------------------------------------------------------------------------ */
+
+enum {
+  ROWS = 2 * LANES,
+  CHUNK = 32 / LANES,      /* blocks per panel: 16 KB of quants and 1.5 to 6 KB of scales */
+  TOKENS = 16384 / LANES,  /* per pass: their sums of two vectors take 128 KB */
+};
+_Static_assert(sizeof(kpanel) * 2 * CHUNK + TOKENS * 4 * ROWS <= PE_SCRATCH, "panel and sums fit the scratch");
+
+INLINE void tile(int T, int NT, const pe_mm *a, const kpanel *p, int64_t b0, int n_blocks, int64_t t0, vf *sums) {
+  const uint8_t *x = a->x + t0 * a->x_stride;
+  if (b0 == 0)
+    for (int i = 0; i < 2 * NT; i++) sums[i] = vf_zero();
+  for (int b = 0; b < n_blocks; b++) {
+    block_tokens(T, NT, 2, sums, p + 2 * b, a, x, b0 + b);
+    pe_keep_in_memory();
+  }
+}
+
+INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t1) {
+  kpanel *p = a->scratch;
+  vf *sums = (vf *)(p + 2 * CHUNK);
+  int64_t n_blocks = a->k / 256;
+  int rows = a->r1 - row < ROWS ? (int)(a->r1 - row) : ROWS;
+  pe_lanes l[2];
+  l[0] = pe_lanes_at(a, row, 1, rows < LANES ? rows : LANES);
+  l[1] = rows > LANES ? pe_lanes_at(a, row + LANES, 1, rows - LANES) : l[0];
+  for (int64_t b0 = 0; b0 < n_blocks; b0 += CHUNK) {
+    int n = n_blocks - b0 < CHUNK ? (int)(n_blocks - b0) : CHUNK;
+    for (int b = 0; b < n; b++)
+      for (int v = 0; v < 2; v++) unpack(T, &l[v], (b0 + b) * BYTES(T), &p[2 * b + v], NULL);
+    int64_t t = t0;
+    for (; t + TILE <= t1; t += TILE) tile(T, TILE, a, p, b0, n, t, sums + 2 * (t - t0));
+    if (TILE > 4)
+      for (; t + 4 <= t1; t += 4) tile(T, 4, a, p, b0, n, t, sums + 2 * (t - t0));
+    for (; t + 2 <= t1; t += 2) tile(T, 2, a, p, b0, n, t, sums + 2 * (t - t0));
+    for (; t < t1; t++) tile(T, 1, a, p, b0, n, t, sums + 2 * (t - t0));
+  }
+  for (int64_t t = t0; t < t1; t++) {
+    pe_store(a->y + t * a->y_stride, &l[0], sums[2 * (t - t0)]);
+    if (rows > LANES) pe_store(a->y + t * a->y_stride, &l[1], sums[2 * (t - t0) + 1]);
+  }
+}
+
+/* ---- the table -------------------------------------------------------------------------- */
+
+#define GROUP static __attribute__((noinline)) void
+#define TYPE(T, name)                                                                         \
+  GROUP one_##name##_group(const pe_mm *a, const pe_lanes *l) { one_group(T, a, l); }         \
+  GROUP few_##name##_group(const pe_mm *a, const pe_lanes *l) { few_group(T, a, l); }         \
+  GROUP many_##name##_group(const pe_mm *a, int64_t r, int64_t t0, int64_t t1) { many_group(T, a, r, t0, t1); } \
+  static void mm_##name##_one(const pe_mm *a) { pe_far_rows(a, one_##name##_group); }         \
+  static void mm_##name##_few(const pe_mm *a) { pe_far_rows(a, few_##name##_group); }         \
+  static void mm_##name##_many(const pe_mm *a) {                                              \
+    for (int64_t t = 0; t < a->n; t += TOKENS)                                                \
+      for (int64_t r = a->r0; r < a->r1; r += ROWS)                                           \
+        many_##name##_group(a, r, t, a->n - t < TOKENS ? a->n : t + TOKENS);                  \
+  }
+
+TYPE(PE_Q2_K, q2_k)
+TYPE(PE_Q3_K, q3_k)
+TYPE(PE_Q4_K, q4_k)
+TYPE(PE_Q5_K, q5_k)
+TYPE(PE_Q6_K, q6_k)
+TYPE(PE_IQ4_XS, iq4_xs)
+
+#define ROWS_OF(type, name)                                                                   \
+  {"mm_" #name "_" TIER "_one", type, PE_ACT_Q256, TIER_ISA, 1, 1, mm_##name##_one},          \
+  {"mm_" #name "_" TIER "_few", type, PE_ACT_Q256, TIER_ISA, 2, FEW, mm_##name##_few},        \
+  {"mm_" #name "_" TIER "_many", type, PE_ACT_Q256, TIER_ISA, FEW + 1, INT32_MAX, mm_##name##_many}
+
+const pe_row TABLE[] = {
+    ROWS_OF(PE_Q2_K, q2_k), ROWS_OF(PE_Q3_K, q3_k), ROWS_OF(PE_Q4_K, q4_k),
+    ROWS_OF(PE_Q5_K, q5_k), ROWS_OF(PE_Q6_K, q6_k), ROWS_OF(PE_IQ4_XS, iq4_xs), {0},
+};
