@@ -267,16 +267,18 @@ static void copy_pages(pe_prog *p) {
 
 int pe_prog_run(pe_prog *p, pe_pool *pool, const pe_step *step, int32_t *bad) {
   if (atomic_load(&p->stop)) return PE_ESTOPPED;
-  if (pe_pool_threads(pool) > p->n_threads) return bad_step(bad, 0, 4);
+  int32_t threads = step->n_threads ? step->n_threads : pe_pool_threads(pool);
+  if (pe_pool_threads(pool) > p->n_threads || threads < 1 || threads > pe_pool_threads(pool)) return bad_step(bad, 0, 4);
   int rc = check_step(p, step, bad);
   if (rc) return rc;
   uint64_t env = pe_fpenv_get();
   pe_fpenv_set();
   p->step = *step;
+  p->step.n_threads = threads;
   make_tiles(p);
   copy_pages(p);
   make_phases(p);
-  pe_pool_run(pool, &(pe_job){part, tail, p, p->phase_parts, p->n_phases});
+  pe_pool_run(pool, &(pe_job){part, tail, p, p->phase_parts, p->n_phases, threads});
   if (p->profile)
     for (int32_t i = 0; i < p->n_insns; i++) p->profile[i] += atomic_exchange(&p->ns[i], 0);
   pe_fpenv_put(env);

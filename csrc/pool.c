@@ -24,9 +24,11 @@ struct pe_pool {
   pthread_t *threads;
   pthread_mutex_t lock;
   pthread_cond_t wake;
+  pthread_cond_t more;         /* threads that the last run had no use for wait here, and nothing wakes them but a run that has */
   _Atomic uint32_t run;        /* number of the run that is on, or was last */
   _Atomic int32_t sleepers;    /* threads waiting on `wake` */
   _Atomic int32_t quit;
+  _Atomic int32_t n_active;    /* threads of the run that is on, or was last */
   _Atomic int32_t n_phases;
   void (*_Atomic part)(void *, int32_t, uint32_t, int32_t);
   void (*_Atomic tail)(void *, int32_t, int32_t);
@@ -103,6 +105,11 @@ static void *worker(void *v) {
   pe_fpenv_set();
   for (;;) {
     uint32_t run;
+    if (arg.thread >= atomic_load(&p->n_active)) {
+      pthread_mutex_lock(&p->lock);
+      while (arg.thread >= atomic_load(&p->n_active) && !atomic_load(&p->quit)) pthread_cond_wait(&p->more, &p->lock);
+      pthread_mutex_unlock(&p->lock);
+    }
     for (int i = 0; (run = atomic_load(&p->run)) == seen && i < SPINS && !atomic_load(&p->quit); i++) relax();
     if (run == seen) {
       pthread_mutex_lock(&p->lock);
@@ -113,6 +120,7 @@ static void *worker(void *v) {
     }
     if (atomic_load(&p->quit)) return NULL;
     seen = run;
+    if (arg.thread >= atomic_load(&p->n_active)) continue;
     /* The job's fields may already be those of a later run; then the phases carry
      * another run number and work() leaves at the first of them. */
     work(p, run, atomic_load(&p->n_phases), atomic_load(&p->part), atomic_load(&p->tail), atomic_load(&p->ctx), arg.thread);
@@ -134,8 +142,14 @@ void pe_pool_run(pe_pool *p, const pe_job *job) {
   atomic_store(&p->part, job->part);
   atomic_store(&p->tail, job->tail);
   atomic_store(&p->ctx, job->ctx);
+  int32_t before = atomic_exchange(&p->n_active, job->n_threads);
   atomic_store(&p->run, run);
   wake_sleepers(p);
+  if (job->n_threads > before) {
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_broadcast(&p->more);
+    pthread_mutex_unlock(&p->lock);
+  }
   work(p, run, n_phases, job->part, job->tail, job->ctx, 0);
 }
 
@@ -146,9 +160,11 @@ void pe_pool_free(pe_pool *p) {
   atomic_store(&p->quit, 1);
   pthread_mutex_lock(&p->lock);
   pthread_cond_broadcast(&p->wake);
+  pthread_cond_broadcast(&p->more);
   pthread_mutex_unlock(&p->lock);
   for (int32_t i = 0; i < p->n_threads - 1; i++) pthread_join(p->threads[i], NULL);
   pthread_cond_destroy(&p->wake);
+  pthread_cond_destroy(&p->more);
   pthread_mutex_destroy(&p->lock);
   free(p->threads);
   free(p);
@@ -163,7 +179,8 @@ int pe_pool_new(pe_pool **out, int32_t n_threads) {
   if (!p->threads) { free(p); return PE_ENOMEM; }
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->wake, NULL);
-  p->n_threads = 1;
+  pthread_cond_init(&p->more, NULL);
+  p->n_threads = p->n_active = 1;
   for (int32_t i = 1; i < n_threads; i++) {
     worker_arg *arg = malloc(sizeof *arg);
     if (arg) *arg = (worker_arg){p, i};

@@ -17,10 +17,11 @@ typedef struct pe_job {
   void *ctx;
   const uint32_t *parts;       /* [n_phases] parts of each phase, at least 1 */
   int32_t n_phases;
+  int32_t n_threads;           /* how many of the pool's threads work on it, with the caller */
 } pe_job;
 
-/* Runs every part and tail of every phase, phases in order, on all threads of the
- * pool and the caller. Nothing called may fail. The counters live in the pool, not
+/* Runs every part and tail of every phase, phases in order, on n_threads
+ * threads; those beyond them sleep. Nothing called may fail. The counters live in the pool, not
  * with the job, so that a worker that wakes late never looks at memory of a job
  * that is gone. */
 void pe_pool_run(pe_pool *pool, const pe_job *job);

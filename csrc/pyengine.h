@@ -324,6 +324,7 @@ typedef struct pe_limits {
 
 typedef struct pe_step {
   int32_t n_tokens, n_seqs, n_wanted, n_copies;
+  int32_t n_threads, pad;  /* threads of the pool that work on it; 0: all */
   const int32_t *tokens;   /* [n_tokens] ids, the sequences' rows one after another */
   const int32_t *start;    /* [n_seqs] position of each sequence's first row */
   const int32_t *count;    /* [n_seqs] rows, at least 1 */

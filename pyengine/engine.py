@@ -18,6 +18,9 @@ from .schedule import DONE, Scheduler, Sequence
 # While others decode or wait, prompts are cut so that a step takes about this long.
 STEP_SECONDS = 0.1
 
+# From so many rows on a step is bound by arithmetic, below by reading the weights.
+BATCH_ROWS = 8
+
 
 class Request:
     """One sequence from its prompt to its end: what to compute, how to choose, and what came of it.
@@ -51,11 +54,13 @@ class Request:
 
 
 class Engine:
-    def __init__(self, program, *, n_pages, n_threads, profile=False):
-        """Opens the program: makes its threads and its (untouched) memory."""
+    def __init__(self, program, *, n_pages, n_threads, n_threads_batch=None, profile=False):
+        """Opens the program: makes its threads and its (untouched) memory. n_threads_batch: threads of steps
+        of BATCH_ROWS rows and more; None: n_threads."""
         self.program = program
         self.n_ctx = program.n_ctx
-        program.open(pages=list(n_pages), n_threads=n_threads, profile=profile)
+        self.n_threads, self.n_threads_batch = n_threads, n_threads_batch or n_threads
+        program.open(pages=list(n_pages), n_threads=max(self.n_threads, self.n_threads_batch), profile=profile)
         self.cache = Cache([g.window or 0 for g in program.groups], n_pages)
         self.scheduler = Scheduler(self.cache, max_seqs=program.max_seqs, max_tokens=program.max_tokens,
                                    max_wanted=program.max_wanted)
@@ -93,7 +98,8 @@ class Engine:
             if request.started is None:
                 request.started = begin
         try:
-            logits = self.program.run(Step(tokens, seqs, wanted))
+            n_threads = self.n_threads if len(tokens) < BATCH_ROWS else self.n_threads_batch
+            logits = self.program.run(Step(tokens, seqs, wanted, n_threads=n_threads))
         except StoppedError:
             self.program.stop(False)
             return                   # nothing was committed; who is still wanted is planned again

@@ -32,6 +32,7 @@ class Llama:
                  a warning to what fits into memory. More than trained warns, more than memory raises.
     max_seqs     sequences that run at one time; more wait their turn
     n_threads    None: the performance cores within affinity and CPU quota
+    n_threads_batch  threads for prompts and batches, steps of 8 rows and more; None: n_threads
     n_batch      most tokens of one step
     kv_type      type of the KV cache
     mmap         False reads the weights into private memory: they cannot change under us
@@ -43,13 +44,14 @@ class Llama:
     requests run in the same steps. Close it, or use it in a with block.
     """
 
-    def __init__(self, model_path, *, n_ctx=None, max_seqs=4, n_threads=None, n_batch=512, kv_type="f16", mmap=True,
+    def __init__(self, model_path, *, n_ctx=None, max_seqs=4, n_threads=None, n_threads_batch=None, n_batch=512, kv_type="f16", mmap=True,
                  mlock=False, verbose=False, fuse=True, isa=None, profile=False):
         self._close = None
         n_ctx = _whole("n_ctx", n_ctx, 0, 1 << 31, none=True) or None
         max_seqs = _whole("max_seqs", max_seqs, 1, 1024)
         n_batch = _whole("n_batch", n_batch, 1, 1 << 16)
         self.n_threads = _whole("n_threads", n_threads, 1, 1024, none=True) or machine.default_threads()
+        self.n_threads_batch = _whole("n_threads_batch", n_threads_batch, 1, 1024, none=True) or self.n_threads
         self.verbose = bool(verbose)
         self.model_path = find(model_path)
         self._gguf = GGUF(self.model_path, mmap=mmap)
@@ -62,7 +64,8 @@ class Llama:
 
             if mlock:
                 self._lock_weights()
-            engine = Engine(self._program, n_pages=n_pages, n_threads=self.n_threads, profile=profile)
+            engine = Engine(self._program, n_pages=n_pages, n_threads=self.n_threads,
+                            n_threads_batch=self.n_threads_batch, profile=profile)
         except BaseException:
             self._gguf.close()
             raise
@@ -73,7 +76,7 @@ class Llama:
         self._template = self._scratch = None
         self._say(f"{self._program.arch}, {len(self._gguf.tensors)} tensors, "
                   f"{sum(f.size for f in self._gguf.files) / 1e6:.0f} MB; n_ctx {self.n_ctx} "
-                  f"(trained {self.n_ctx_train}), {self.n_threads} threads, "
+                  f"(trained {self.n_ctx_train}), {self.n_threads} threads ({self.n_threads_batch} for batches), "
                   f"pages {n_pages} of {[g.page_bytes for g in self._program.groups]} bytes, "
                   f"arena {self._program.arena_bytes / 1e6:.1f} MB")
 

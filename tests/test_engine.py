@@ -6,7 +6,7 @@ import pytest
 
 import pyengine
 from pyengine import plan
-from pyengine.engine import Engine, Request, largest_context, plan_pages
+from pyengine.engine import BATCH_ROWS, Engine, Request, largest_context, plan_pages
 from pyengine.gguf import GGUF
 from pyengine.sampling import Params, Sampler
 from tiny_gguf import Spec, write
@@ -21,11 +21,11 @@ def path(request, tmp_path_factory):
     return path
 
 
-def engine(gguf, *, pages=None, **settings):
+def engine(gguf, *, pages=None, threads=None, **settings):
     settings = {"n_ctx": N_CTX, "max_seqs": 4, "max_tokens": 64, **settings}
     program = plan.compile(gguf, **settings)
     n_pages = plan_pages(program, max_seqs=pages or settings["max_seqs"], budget=None)
-    return Engine(program, n_pages=n_pages, n_threads=2)
+    return Engine(program, n_pages=n_pages, **(threads or {"n_threads": 2}))
 
 
 def request(prompt, n, *, temperature=0.0, seed=1, **more):
@@ -88,6 +88,21 @@ def test_logits_of_every_position(path):
             last = np.zeros((i + 1, e.program.n_vocab), np.float32)
             run(e, [Request(prompt[:i + 1], rows=last)])
             assert (last[-1] == rows[i]).all() and np.ptp(rows[i]) > 0
+        e.close()
+
+
+def test_threads_by_the_rows_of_a_step(path):
+    """Prompts and batches take n_threads_batch, steps of few rows n_threads; the tokens stay."""
+    with GGUF(path) as gguf:
+        e = engine(gguf)
+        want = run(e, [request(p, 8) for p in PROMPTS])
+        e.close()
+        e = engine(gguf, threads={"n_threads": 1, "n_threads_batch": 3})
+        steps, real = [], e.program.run
+        e.program.run = lambda step: steps.append((len(step.tokens), step.n_threads)) or real(step)
+        assert run(e, [request(p, 8) for p in PROMPTS]) == want
+        assert {n for rows, n in steps if rows < BATCH_ROWS} == {1}
+        assert {n for rows, n in steps if rows >= BATCH_ROWS} == {3}
         e.close()
 
 

@@ -18,6 +18,7 @@ def add_model(p: argparse.ArgumentParser) -> None:
     g.add_argument("-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="a model of the Hugging Face hub")
     g.add_argument("-c", "--ctx-size", type=int, default=0, metavar="N", help="context per sequence; 0: the model's own")
     g.add_argument("-t", "--threads", type=int, default=-1, metavar="N", help="threads; -1: performance cores within the quota")
+    g.add_argument("-tb", "--threads-batch", type=int, default=-1, metavar="N", help="threads for prompts and batches; -1: as --threads")
     g.add_argument("-b", "--batch-size", type=int, default=512, metavar="N", help="most tokens of a step (default 512)")
     g.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of the KV cache (default f16)")
     g.add_argument("--no-mmap", action="store_true", help="read the weights into private memory")
@@ -60,7 +61,8 @@ def load(args):
         path = catalog.hub(args.hf_repo)
     else:
         path = default_model() if args.model is None else args.model
-    return Llama(path, n_ctx=args.ctx_size, n_threads=None if args.threads < 0 else args.threads, n_batch=args.batch_size,
+    return Llama(path, n_ctx=args.ctx_size, n_threads=None if args.threads < 0 else args.threads,
+                 n_threads_batch=None if args.threads_batch < 0 else args.threads_batch, n_batch=args.batch_size,
                  kv_type=args.cache_type_k, mmap=not args.no_mmap, mlock=args.mlock, verbose=args.verbose, profile=args.profile)
 
 

@@ -39,6 +39,7 @@ class Step:
     seqs: Sequence              # of Seq
     wanted: Sequence            # rows whose logits are wanted, ascending
     copies: Sequence = ()       # (group, source page, target page), made first
+    n_threads: int = 0          # of the program's threads; 0: all
 
 
 class Logits:
@@ -247,6 +248,7 @@ class Program:
         self._wanted[0:n_wanted] = step.wanted
         copies = ffi.new("int32_t[]", [x for c in step.copies for x in c] or [0])
         s.n_tokens, s.n_seqs, s.n_wanted, s.n_copies, s.copies = n, n_seqs, n_wanted, len(step.copies), copies
+        s.n_threads = step.n_threads
         for i, seq in enumerate(step.seqs):
             self._start[i], self._count[i] = seq.start, seq.count
             for g, table in enumerate(seq.tables):

@@ -1,4 +1,4 @@
-/* stress_pool.c: many short runs of random shape over pools of 1, 3 and 5 threads: every part runs exactly
+/* stress_pool.c: many short runs of random shape over pools of 1, 3 and 5 threads, of which a run uses some: every part runs exactly
  * once, then its tail, and a phase sees what the phase before it wrote. Built with -fsanitize=thread by `make check-threads`. */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #define PARTS 40
 
 typedef struct job {
-  int32_t n_phases;
+  int32_t n_phases, n_threads;
   uint32_t parts[PHASES];
   int chain[PHASES];           /* plain memory on purpose: the barrier must order it */
   int count[PHASES][PARTS];
@@ -20,8 +20,7 @@ static _Atomic int bad;
 
 static void part(void *ctx, int32_t phase, uint32_t part, int32_t thread) {
   job *j = ctx;
-  (void)thread;
-  if (part >= j->parts[phase]) bad = 1;
+  if (part >= j->parts[phase] || thread >= j->n_threads) bad = 1;
   else j->count[phase][part]++;
   if (part == 0) j->chain[phase] = phase ? j->tail[phase - 1] + 1 : 1;
 }
@@ -49,7 +48,8 @@ int main(void) {
         seed = seed * 1664525 + 1013904223;
         j.parts[i] = 1 + (seed >> 10) % PARTS;
       }
-      pe_pool_run(pool, &(pe_job){part, tail, &j, j.parts, j.n_phases});
+      j.n_threads = 1 + (int32_t)(seed >> 20) % n;
+      pe_pool_run(pool, &(pe_job){part, tail, &j, j.parts, j.n_phases, j.n_threads});
       for (int i = 0; i < j.n_phases; i++)
         for (uint32_t k = 0; k < PARTS; k++)
           if (j.count[i][k] != (k < j.parts[i])) bad = 2;

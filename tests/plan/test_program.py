@@ -235,6 +235,19 @@ def test_five_phases_a_layer(tiny, runner, arch):
     assert plain.program.phases == len(plain.program.instrs)
 
 
+def test_a_step_may_use_some_of_the_threads(tiny, runner):
+    """Each step has its own number of threads; the bits stay, and a number beyond the pool is refused."""
+    r = runner(tiny(arch="llama", weight_type="Q8_0"), threads=5)
+    want = r.all(TOKENS[:20]).view(np.int32)
+    for i, n in enumerate((1, 5, 2, 0, 1, 3)):
+        ids = TOKENS[2 * i : 2 * i + 2]
+        logits = r.program.run(plan.Step(ids, [plan.Seq(2 * i, 2, r.table(0))], [0, 1], n_threads=n))
+        assert np.array_equal(np.stack([logits.numpy(0), logits.numpy(1)]).view(np.int32), want[2 * i : 2 * i + 2]), n
+    for n in (-1, 6):
+        with pytest.raises(errors.RequestError, match="counts, index 4"):
+            r.program.run(plan.Step(TOKENS[:1], [plan.Seq(0, 1, r.table(0))], [0], n_threads=n))
+
+
 def test_profile_counts_time_per_instruction(tiny):
     program = plan.compile(tiny(arch="llama"), n_ctx=64)
     program.open([1], 2, profile=True)
