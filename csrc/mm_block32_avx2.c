@@ -188,9 +188,12 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
   l[1] = rows > 8 ? pe_lanes_at(a, row + 8, 1, rows - 8) : l[0];
   for (int64_t b0 = 0; b0 < n_blocks; b0 += CHUNK) {
     int n = n_blocks - b0 < CHUNK ? (int)(n_blocks - b0) : CHUNK;
+    /* meanwhile fetch the next panel: the next columns, or the next rows */
+    int64_t ahead = b0 + CHUNK < n_blocks ? CHUNK * BYTES(T) : 16 * a->w_stride - b0 * BYTES(T);
     for (int b = 0; b < n; b++)
       for (int v = 0; v < 2; v++) {
         __m256i w[8];
+        prefetch_lines(T, &l[v], b0 + b, ahead);
         unpack(T, &l[v], (b0 + b) * BYTES(T), w, &p->d[b][v], &p->m[b][v]);
         PE_UNROLL
         for (int c = 0; c < 8; c++) {
