@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""pyengine beside llama.cpp (the prebuilt xllamacpp), in one run on one machine.
+"""pyengine beside llama.cpp, in one run on one machine: prompts, generation, batches, cold start, memory.
 
-    python bench/compare.py [--models smollm2 gemma-3-270m] [--rounds 5] [--threads 2] [--json FILE] [--markdown]
+    python bench/compare.py --models DIR... [--native-python PY] [--ik-python PY] [--xllamacpp-python PY]
+                            [--goal 1 2 ...] [--only 'llama-1b.Q4_K_M/tg*/native' ...] [--quick] [--resume] [--list]
 
-Every measurement is a process of its own, A B A B ..., so that a busy neighbour hits both; the table shows
-medians, and ratios that are above 1 where pyengine is better: of the medians, and of the best samples, which
-a neighbour disturbs least. Interleaving does not make a busy machine fair, though: threads of llama.cpp spin
-while they wait for one that was descheduled, so with both cores contended it loses far more than its share.
-The load at the start is printed; above 0.5, believe --threads 1 or nothing. Clocks stand outside both engines:
+Peers: llama-cpp-python compiled on this machine, beside our best tier; xllamacpp and ik-llama-cpp-python, whose
+wheels use AVX2, beside us held to AVX2; llama-cpp-python as it comes, beside us as we come, for cold start and memory.
+tools/bench_peers.sh makes their environments and tools/bench_models.py the models. Environment variables
+PYENGINE_BENCH_NATIVE, _IK, _XLLAMACPP and _MODELS stand for the options; a peer without an interpreter is left out.
 
-    prompt      tokens/s over a prompt of 512 ids and one token more, second call of the process
-    generation  tokens/s over 64 greedy tokens after one id, second call of the process
-    cold start  seconds from the start of the process to its first byte of answer: pyengine-cli beside the
-                shortest xllamacpp script, with warm-up and fitting to memory off; files in the page cache
-    CPU         user and system seconds of that same process, to its end
-    peak RSS    MB of the process that did prompt and generation, mapped weights included
+How: every engine is a process of its own (bench/worker.py) that stays loaded, and rounds go A B A B over all of them,
+so that a busy neighbour hits all alike. A peer's settings (weights repacked or not) are each tried once, which warms
+them up; those within 15 % of the best are measured in every round and the best median counts. Ours is warmed up
+likewise. Generation goes on from round to round: a context is filled once. KV is f16, steps are at most 512 ids, flash
+attention is on. Ratios are of medians, above 1 where pyengine is better. "of read": bytes of weights that a token
+reads times tokens/s, over what a plain linear loop per thread reads of the same file, between the same rounds.
 
-Not a benchmark of native builds: xllamacpp's wheel uses AVX2 and no more.
+Cells are written to the result file (bench/results/DATE-CPU.json) one by one and replace the same cell of earlier
+runs, so a table may be put together from several; each cell carries its own run, both sides measured together. With
+them come a Markdown table and a chart. "busy": cores that neighbours kept from us while the cell was measured;
+above 0.2 believe nothing. A cell that fails says why, and the others go on.
 """
 
 import argparse
@@ -24,243 +27,287 @@ import datetime
 import json
 import os
 import pathlib
-import platform
+import select
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODELS = ("smollm2", "gemma-3-270m")
-ENGINES = ("pyengine", "xllamacpp")
-N_PROMPT, N_GENERATE, N_CTX = 512, 64, 1024
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-# The cold start scripts get the model's path and the number of threads.
-COLD = {
-    "pyengine": """
-import sys
-from pyengine.cli import main
-sys.exit(main(["-m", sys.argv[1], "-t", sys.argv[2], "-p", "Hello", "-n", "1", "--raw", "--temp", "0"]))
-""",
-    "xllamacpp": """
-import sys, xllamacpp
-p = xllamacpp.CommonParams()
-p.model.path, p.cpuparams.n_threads, p.verbosity = sys.argv[1], int(sys.argv[2]), -1
-p.warmup = p.fit_params = False
-s = xllamacpp.Server(p)
-print(s.handle_completions({"prompt": "Hello", "max_tokens": 1, "temperature": 0})["choices"][0]["text"], flush=True)
-""",
-}
+import alone  # noqa: E402
+import cells  # noqa: E402
+import machine_facts  # noqa: E402
+import report  # noqa: E402
+
+WORTH = 1.15  # settings slower than this times the best in the trial are not measured further
+SETTINGS = ("repack", "plain")
+TIMEOUT = 900
 
 
-# --- in the measured process -------------------------------------------------------------------------------
+class Worker:
+    """A bench/worker.py process; ask() is one command and its answer."""
+
+    def __init__(self, python, engine, path, threads, setting, isa=None):
+        env = {**os.environ, **({"PYENGINE_ISA": isa} if isa else {})}
+        self.errors = tempfile.TemporaryFile()
+        self.process = subprocess.Popen([python, str(HERE / "worker.py"), engine, str(path), str(threads), setting], env=env,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, bufsize=1)  # fmt: skip
+        self.facts = self._answer()
+
+    def ask(self, do, **arguments):
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass  # it has ended, and _answer says how
+        return self._answer()
+
+    def _answer(self):
+        ready, _, _ = select.select([self.process.stdout], [], [], TIMEOUT)
+        line = self.process.stdout.readline() if ready else ""
+        if not line:
+            self.process.kill()
+            code = self.process.wait()
+            self.errors.seek(0)
+            tail = self.errors.read()[-300:].decode(errors="replace").strip().replace("\n", " | ")
+            raise RuntimeError(f"no answer in {TIMEOUT} s" if not ready else f"ended with {code}: {tail}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["value"]
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.errors.close()
 
 
-def ids(n, seed):
-    """Token ids that both vocabularies have; a small generator of our own keeps numpy out of the process."""
-    out, state = [], seed * 2654435761 % 2**32
-    for _ in range(n):
-        state = (1664525 * state + 1013904223) % 2**32
-        out.append(1000 + (state >> 8) % 20000)
-    return out
+class Bench:
+    def __init__(self, args, record, say):
+        self.args, self.record, self.say = args, record, say
+        self.workers = {}  # (side, setting) -> Worker; of one model and group at a time
+        self.loaded = None
+        self.best = {}  # (side, cell name) -> setting, of the model and group that are loaded
+
+    def sides(self, group):
+        """[(side, engine, python, settings, isa)], ours first."""
+        ours = ("pyengine", "pyengine", sys.executable, ("plain",), "avx2" if group == "avx2" else None)
+        peers = {
+            "native": (("native", "llama_cpp", self.args.native_python),),
+            "default": (("native", "llama_cpp", self.args.native_python),),
+            "avx2": (("xllamacpp", "xllamacpp", self.args.xllamacpp_python), ("ik", "ik_llama_cpp", self.args.ik_python)),
+        }[group]
+        return [ours] + [(*peer, SETTINGS, None) for peer in peers if peer[2]]
+
+    def close(self):
+        for worker in self.workers.values():
+            worker.close()
+        self.workers, self.loaded, self.best = {}, None, {}
+
+    def worker(self, side, engine, python, setting, isa, path):
+        key = (side, setting)
+        if key not in self.workers:
+            self.say(f"loading {side} {setting}")
+            worker = Worker(python, engine, path, self.args.threads, setting, isa)
+            self.workers[key] = worker
+            self.record["sides"][f"{side}{' ' + isa if isa else ''}"] = {k: v for k, v in worker.facts.items() if k != "weight_bytes"}
+        return self.workers[key]
+
+    def drop(self, side, setting):
+        worker = self.workers.pop((side, setting), None)
+        if worker:
+            worker.process.kill()
+            worker.process.wait()
+            worker.close()
+
+    def measure(self, model, path, cell, rounds):
+        """The cell's entry for the result file."""
+        if self.loaded != (model, cell.group):
+            self.close()
+            self.loaded = (model, cell.group)
+            with open(path, "rb") as file:  # into the page cache, for all alike
+                while file.read(1 << 24):
+                    pass
+        entry = {"model": model, "cell": cell.name, "group": cell.group, "unit": cell.unit, "rounds": rounds,
+                 "threads": self.args.threads, "date": datetime.datetime.now().isoformat(timespec="seconds"), "sides": {}, "errors": {}}  # fmt: skip
+        busy = machine_facts.Busy(self._pids())
+        if cell.group == "default":
+            self._alone(path, cell, rounds, entry)
+        else:
+            self._loaded(path, cell, rounds, entry)
+        entry["busy"] = round(busy.others(self._pids()), 2)
+        return entry
+
+    def _pids(self):
+        return [worker.process.pid for worker in self.workers.values()]
+
+    def _alone(self, path, cell, rounds, entry):
+        for number in range(rounds + 1):  # the first warms up
+            for side, engine, python, _, _ in self.sides(cell.group):
+                if side in entry["errors"]:
+                    continue
+                self.say(f"round {number}/{rounds} {side}")
+                try:
+                    value = alone.run(python, engine, cell.kind, path, TIMEOUT)
+                except (RuntimeError, OSError) as e:
+                    entry["errors"][side] = str(e)
+                    continue
+                if number:
+                    entry["sides"].setdefault(side, {}).setdefault("default", []).append(value)
+
+    def _loaded(self, path, cell, rounds, entry):
+        running = []  # (side, setting, worker)
+        for side, engine, python, settings, isa in self.sides(cell.group):
+            known = self.best.get((side, cell.like))
+            tried = {}
+            for setting in (known,) if known else settings:
+                self.say(f"trying {side} {setting}")
+                try:
+                    worker = self.worker(side, engine, python, setting, isa, path)
+                    worker.ask("open", n_ctx=cell.n_ctx, batch=cell.batch)
+                    seconds = self._trial(worker, cell)
+                except (RuntimeError, OSError) as e:
+                    entry["errors"][f"{side} {setting}"] = str(e)
+                    self.drop(side, setting)
+                    continue
+                tried[setting] = seconds
+            running += [(side, setting, self.workers[side, setting]) for setting, s in tried.items() if s <= WORTH * min(tried.values())]
+        for number in range(rounds):
+            for side, setting, worker in list(running):
+                self.say(f"round {number + 1}/{rounds} {side} {setting}")
+                try:
+                    if side == "pyengine" and cell.kind == "generate" and cell.batch == 1:
+                        entry.setdefault("read", []).append(worker.ask("read"))
+                        entry["weight_bytes"] = worker.facts["weight_bytes"]
+                    value = self._once(worker, cell)
+                except (RuntimeError, OSError) as e:
+                    entry["errors"][f"{side} {setting}"] = str(e)
+                    self.drop(side, setting)
+                    running.remove((side, setting, worker))
+                    continue
+                entry["sides"].setdefault(side, {}).setdefault(setting, []).append(value)
+        for side, samples in entry["sides"].items():
+            self.best[side, cell.name] = max(samples, key=lambda setting: statistics.median(samples[setting]))
+
+    def _trial(self, worker, cell):
+        if cell.kind == "prompt":
+            # a long prompt warms up no better than a short one
+            return worker.ask("start", n=min(cell.n, 512), batch=1)
+        worker.ask("start", n=cell.ctx, batch=cell.batch)
+        return worker.ask("generate", n=max(2, cell.n // 4))
+
+    def _once(self, worker, cell):
+        if cell.kind == "prompt":
+            return cell.n / worker.ask("start", n=cell.n, batch=1)
+        if cell.ctx == 1:
+            worker.ask("start", n=1, batch=cell.batch)
+        return cell.n * cell.batch / worker.ask("generate", n=cell.n)
 
 
-def load_pyengine(path, threads):
-    from pyengine import Llama
-
-    model = Llama(path, n_ctx=N_CTX, max_seqs=1, n_threads=threads)
-
-    def complete(prompt, n):
-        return model.generate(prompt, max_tokens=n, temperature=0, ignore_eos=True).usage["completion_tokens"]
-
-    return complete
-
-
-def load_xllamacpp(path, threads):
-    import xllamacpp
-
-    params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel = path, N_CTX, 1
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.warmup = params.fit_params = params.cache_prompt = False
-    params.verbosity = -1
-    server = xllamacpp.Server(params)
-
-    def complete(prompt, n):
-        body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "cache_prompt": False, "ignore_eos": True}
-        return server.handle_completions(body)["usage"]["completion_tokens"]
-
-    return complete
-
-
-def worker(engine, path, threads):
-    complete = {"pyengine": load_pyengine, "xllamacpp": load_xllamacpp}[engine](path, threads)
-
-    def rate(n_prompt, n_generate, counted):
-        complete(ids(n_prompt, 1), n_generate)
-        start = time.perf_counter()
-        made = complete(ids(n_prompt, 2), n_generate)
-        seconds = time.perf_counter() - start
-        if made != n_generate:
-            raise SystemExit(f"{engine} made {made} tokens, expected {n_generate}")
-        return counted / seconds
-
-    print(json.dumps({"prompt": rate(N_PROMPT, 1, N_PROMPT), "generation": rate(1, N_GENERATE, N_GENERATE)}), flush=True)
-
-
-# --- in the parent -----------------------------------------------------------------------------------------
-
-
-def run(command):
-    """(output, seconds to the first byte of it, CPU seconds, peak RSS in MB) of a process of its own."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
-    # stderr of either engine is a few lines: far from filling a pipe while stdout is read
-    output = process.stdout.read(1)
-    first = time.perf_counter() - start
-    output += process.stdout.read()
-    errors = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode or not output:
-        sys.stderr.write(errors.decode(errors="replace"))
-        raise SystemExit(f"{command[:4]} ended with {process.returncode}, {len(output)} bytes of output")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return output, first, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit / 1e6
-
-
-def measure(path, threads, rounds, say):
-    """{figure: {engine: [samples]}}"""
-    figures = {name: {engine: [] for engine in ENGINES} for name in ("prompt", "generation", "cold start", "CPU", "peak RSS")}
-    with open(path, "rb") as file:
-        while file.read(1 << 24):
-            pass  # into the page cache, for both alike
-    for number in range(rounds):
-        for engine in ENGINES:
-            say(f"round {number + 1} of {rounds}: {engine}")
-            _, first, cpu, _ = run([sys.executable, "-c", COLD[engine], str(path), str(threads)])
-            figures["cold start"][engine].append(first)
-            figures["CPU"][engine].append(cpu)
-            output, _, _, rss = run([sys.executable, __file__, "--worker", engine, str(path), "--threads", str(threads)])
-            rates = json.loads(output)
-            figures["peak RSS"][engine].append(rss)
-            for name in ("prompt", "generation"):
-                figures[name][engine].append(rates[name])
-    return figures
-
-
-UNITS = {"prompt": "tokens/s", "generation": "tokens/s", "cold start": "s", "CPU": "s", "peak RSS": "MB"}
-MORE_IS_BETTER = ("prompt", "generation")
-TITLES = {"prompt": f"prompt of {N_PROMPT}", "generation": f"generation of {N_GENERATE}", "cold start": "cold start to first token",
-          "CPU": "CPU of that start", "peak RSS": "peak RSS"}  # fmt: skip
-
-
-def summary(figures):
-    """[(figure, median of pyengine, of xllamacpp, ratio, ratio of the best)]; above 1 is better for pyengine."""
-    rows = []
-    for name, samples in figures.items():
-        more = name in MORE_IS_BETTER
-        medians, best = ([f(samples[engine]) for engine in ENGINES] for f in (statistics.median, max if more else min))
-        ratios = [ours / theirs if more else theirs / ours for ours, theirs in (medians, best)]
-        rows.append((name, *medians, *ratios))
-    return rows
-
-
-def number(value):
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def cpu_name():
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith(("model name", "Model")):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def commit():
-    def git(*args):
-        return subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def find(name):
-    if os.path.exists(name):
-        return pathlib.Path(name)
+def find(model, folders):
+    """The model's file: in the folders, else in the catalog's cache; None if nowhere."""
+    name, file, _ = cells.MODELS[model]
+    for folder in folders:
+        if (pathlib.Path(folder) / file).exists():
+            return pathlib.Path(folder) / file
     from pyengine import catalog
 
-    path = catalog.cached(name)
-    if path is None:
-        raise SystemExit(f"{name} has not been fetched: pyengine-cli pull {name}")
-    return path
+    return catalog.cached(name) if name else None
+
+
+def options():
+    env = os.environ.get
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--models", nargs="+", metavar="DIR", default=(env("PYENGINE_BENCH_MODELS") or "").split(os.pathsep))
+    p.add_argument("--native-python", metavar="PY", default=env("PYENGINE_BENCH_NATIVE"), help="interpreter with llama-cpp-python")
+    p.add_argument("--ik-python", metavar="PY", default=env("PYENGINE_BENCH_IK"), help="interpreter with ik-llama-cpp-python")
+    p.add_argument("--xllamacpp-python", metavar="PY", default=env("PYENGINE_BENCH_XLLAMACPP"),
+                   help="interpreter with xllamacpp; default: this one, if it has it")  # fmt: skip
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--rounds", type=int, help="default 5; 3 for the 8B shapes and with --quick")
+    p.add_argument("--only", nargs="+", default=[], metavar="MODEL[/CELL[/GROUP]]", help="cells to measure; wildcards")
+    p.add_argument("--goal", nargs="+", type=int, default=[], metavar="N", help="cells of these goals (bench/cells.py)")
+    p.add_argument("--quick", action="store_true", help="the goals' cells of the small and 1B models, medians of 3")
+    p.add_argument("--resume", action="store_true", help="skip what the result file has")
+    p.add_argument("--list", action="store_true", help="print the cells, measure nothing")
+    p.add_argument("--render", action="store_true", help="write table and chart of the result file, measure nothing")
+    p.add_argument("--out", type=pathlib.Path, help="the result file, .json")
+    args = p.parse_args()
+    args.models = [folder for folder in args.models if folder]
+    if args.xllamacpp_python is None:
+        import importlib.util
+
+        args.xllamacpp_python = sys.executable if importlib.util.find_spec("xllamacpp") else None
+    for name in ("native_python", "ik_python", "xllamacpp_python"):
+        python = getattr(args, name)
+        if python and not os.access(python, os.X_OK):
+            p.error(f"--{name.replace('_', '-')}: {python} is not an interpreter")
+    args.out = args.out or HERE / "results" / f"{datetime.date.today()}-{machine_facts.slug()}.json"
+    return args
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME", help="names of the catalog or files")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", metavar="FILE", help="write all samples; - is stdout, instead of the table")
-    parser.add_argument("--markdown", action="store_true", help="print the table for README.md")
-    parser.add_argument("--worker", nargs=2, metavar=("ENGINE", "PATH"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        worker(*args.worker, args.threads)
+    args = options()
+    table = cells.chosen(args.only, args.goal or (range(1, 6) if args.quick else ()))
+    if args.quick and not args.only:
+        table = [(model, cell) for model, cell in table if not model.startswith("llama-8b")]
+    if args.list:
+        print("\n".join(f"{model}/{cell.name}/{cell.group}" for model, cell in table))
         return
-    sys.path.insert(0, str(ROOT))
-    import importlib.metadata
-
-    record = {
-        "date": datetime.date.today().isoformat(), "cpu": cpu_name(), "threads": args.threads, "rounds": args.rounds,
-        "commit": commit(), "xllamacpp": importlib.metadata.version("xllamacpp"), "load": os.getloadavg()[0], "models": {},
-    }  # fmt: skip
-
-    def say(text):
-        if sys.stderr.isatty():
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-    for name in args.models:
-        title = pathlib.Path(name).stem if os.path.exists(name) else name
-        record["models"][title] = measure(find(name), args.threads, args.rounds, lambda text: say(f"{title}: {text}"))
-    say("")
-    if record["load"] > 0.5:
-        print(f"The load was {record['load']:.1f} at the start: this machine was busy, see the beginning of {__file__}.", file=sys.stderr)
-    if args.json:
-        text = json.dumps(record, indent=1)
-        if args.json == "-":
-            print(text)
-            return
-        pathlib.Path(args.json).write_text(text + "\n")
-    print_table(record, args.markdown)
-
-
-def print_table(record, markdown):
-    head = ("model", "figure", "pyengine", "llama.cpp", "ratio", "of the best")
-    rows = [
-        (name, TITLES[figure], f"{number(ours)} {UNITS[figure]}", f"{number(theirs)} {UNITS[figure]}", f"{ratio:.2f}", f"{best:.2f}")
-        for name, figures in record["models"].items()
-        for figure, ours, theirs, ratio, best in summary(figures)
-    ]
-    note = (f"{record['cpu']}, {record['threads']} threads, medians of {record['rounds']}, {record['date']}, "
-            f"commit {record['commit']}, xllamacpp {record['xllamacpp']}, load at start {record['load']:.1f}")  # fmt: skip
-    if markdown:
-        print("| " + " | ".join(head) + " |\n|---|---|---:|---:|---:|---:|")
-        for row in rows:
-            print("| " + " | ".join(row) + " |")
-        print(f"\n{note}.")
+    result = report.read(args.out)
+    if args.render:
+        report.write(result, args.out)
+        print(report.text(result))
         return
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    for row in [head, *rows]:
-        print("  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))))
-    print(note)
+    if args.resume:
+        table = [(model, cell) for model, cell in table if not report.has(result, model, cell)]
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"This machine is busy (load {load:.1f}): figures will be wrong, see the head of bench/compare.py.", file=sys.stderr)
+    run = {**machine_facts.facts(HERE.parent), "load": load, "sides": {}}
+    result["runs"].append(run)
+    measure_all(args, table, result, run)
+    report.write(result, args.out)
+    print(report.text(result))
+    print(f"\n{args.out} and beside it .md and .png")
+
+
+def measure_all(args, table, result, run):
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(table))
+        name = ""
+        bench = Bench(args, run, lambda text: progress.update(task, description=f"{name}: {text}"))
+        try:
+            for model, cell in table:
+                name = f"{model} {cell.name} {cell.group}"
+                path = find(model, args.models)
+                if path is None:
+                    console.print(f"{name}: no {cells.MODELS[model][1]} in --models, left out", highlight=False)
+                    progress.advance(task)
+                    continue
+                rounds = args.rounds or (cells.ROUNDS_QUICK if args.quick else cells.ROUNDS_BIG if model.startswith("llama-8b") else cells.ROUNDS)
+                begin = time.monotonic()
+                entry = bench.measure(model, path, cell, rounds)
+                entry.update(run=len(result["runs"]) - 1, seconds=round(time.monotonic() - begin, 1))
+                report.add(result, entry)
+                report.save(result, args.out)
+                console.print(report.line(entry), highlight=False, soft_wrap=True)
+                progress.advance(task)
+        finally:
+            bench.close()
 
 
 if __name__ == "__main__":
