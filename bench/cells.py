@@ -4,6 +4,9 @@ import dataclasses
 import fnmatch
 
 
+TRIAL = 1024  # positions that a trial of a setting computes at most
+
+
 @dataclasses.dataclass(frozen=True)
 class Cell:
     name: str
@@ -12,7 +15,6 @@ class Cell:
     n: int = 0  # prompt: ids; generate: steps
     ctx: int = 1  # generate: positions filled before
     batch: int = 1
-    like: str = ""  # the cell whose best setting of each peer is taken over, instead of trying all again
 
     @property
     def n_ctx(self):
@@ -21,12 +23,13 @@ class Cell:
         return -(-need // 256) * 256
 
     @property
-    def unit(self):
-        return {"cold": "s", "rss": "MB"}.get(self.kind, "tokens/s")
+    def long(self):
+        """Settings are tried on a shorter prompt or context, and only the best is measured."""
+        return max(self.n, self.ctx) > TRIAL
 
     @property
-    def more_is_better(self):
-        return self.kind in ("prompt", "generate")
+    def unit(self):
+        return {"cold": "s", "rss": "MB"}.get(self.kind, "tokens/s")
 
 
 TITLES = {
@@ -43,12 +46,12 @@ GROUPS = {
 PROMPT, GENERATE = Cell("pp512", "native", "prompt", 512), Cell("tg64", "native", "generate", 64)
 AVX2 = (Cell("pp512", "avx2", "prompt", 512), Cell("tg64", "avx2", "generate", 64))
 LONG = (
-    Cell("tg64@1k", "native", "generate", 64, ctx=1024, like="tg64"),
+    Cell("tg64@1k", "native", "generate", 64, ctx=1024),
     Cell("batch1", "native", "generate", 32, ctx=16, batch=1),
     Cell("batch4", "native", "generate", 16, ctx=16, batch=4),
     Cell("batch16", "native", "generate", 8, ctx=16, batch=16),
-    Cell("pp4096", "native", "prompt", 4096, like="pp512"),
-    Cell("tg64@8k", "native", "generate", 64, ctx=8192, like="tg64"),
+    Cell("pp4096", "native", "prompt", 4096),
+    Cell("tg64@8k", "native", "generate", 64, ctx=8192),
 )
 ALONE = (Cell("cold", "default", "cold"), Cell("rss", "default", "rss"))
 BIG = (Cell("pp128", "native", "prompt", 128), Cell("tg16", "native", "generate", 16))
@@ -68,7 +71,14 @@ MODELS = {
     "llama-8b.Q4_0": (None, "llama-8b.Q4_0.gguf", BIG),
     "llama-8b.Q8_0": (None, "llama-8b.Q8_0.gguf", BIG),
 }
-ROUNDS, ROUNDS_BIG, ROUNDS_QUICK = 5, 3, 3
+ROUNDS = 5
+
+
+def rounds(model, cell, quick):
+    if quick and (cell.kind == "rss" or cell.long):
+        return 1
+    return 3 if quick or model.startswith("llama-8b") else ROUNDS
+
 
 # Ratios we hold ourselves to: number, models, cell, group, at least. 1 generation, 2 prompts, 3 AVX2 builds,
 # 4 batches, 5 a process of its own. A group "read" is weight bytes per second over a linear read loop;

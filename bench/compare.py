@@ -10,11 +10,12 @@ tools/bench_peers.sh makes their environments and tools/bench_models.py the mode
 PYENGINE_BENCH_NATIVE, _IK, _XLLAMACPP and _MODELS stand for the options; a peer without an interpreter is left out.
 
 How: every engine is a process of its own (bench/worker.py) that stays loaded, and rounds go A B A B over all of them,
-so that a busy neighbour hits all alike. A peer's settings (weights repacked or not) are each tried once, which warms
-them up; those within 15 % of the best are measured in every round and the best median counts. Ours is warmed up
-likewise. Generation goes on from round to round: a context is filled once. KV is f16, steps are at most 512 ids, flash
-attention is on. Ratios are of medians, above 1 where pyengine is better. "of read": bytes of weights that a token
-reads times tokens/s, over what a plain linear loop per thread reads of the same file, between the same rounds.
+so that a busy neighbour hits all alike. A peer's settings (weights repacked or not, flash attention or not) are each
+tried once, which warms them up; the best two within 15 % of each other (with less than five rounds: the best) are
+measured in every round and the better median counts. Where a prompt or context is longer than 1024, they are tried at 1024 and the best is measured. Ours
+has one setting and is warmed up likewise. Generation goes on from round to round: a context is filled once. KV is f16,
+steps are at most 512 ids. Ratios are of medians, above 1 where pyengine is better. "of read": bytes of weights that a
+token reads times tokens/s, over what a plain linear loop per thread reads of the same file, between the same rounds.
 
 Cells are written to the result file (bench/results/DATE-CPU.json) one by one and replace the same cell of earlier
 runs, so a table may be put together from several; each cell carries its own run, both sides measured together. With
@@ -28,7 +29,6 @@ import json
 import os
 import pathlib
 import select
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,8 +42,9 @@ import cells  # noqa: E402
 import machine_facts  # noqa: E402
 import report  # noqa: E402
 
-WORTH = 1.15  # settings slower than this times the best in the trial are not measured further
-SETTINGS = ("repack", "plain")
+WORTH, MOST = 1.15, 2  # settings slower than this times the best in the trial, or more than so many, are not measured further
+FLASH = "+fa"  # at the end of a setting's name: with flash attention
+SETTINGS = ("repack", "plain", "repack" + FLASH, "plain" + FLASH)
 TIMEOUT = 900
 
 
@@ -95,7 +96,6 @@ class Bench:
         self.args, self.record, self.say = args, record, say
         self.workers = {}  # (side, setting) -> Worker; of one model and group at a time
         self.loaded = None
-        self.best = {}  # (side, cell name) -> setting, of the model and group that are loaded
 
     def sides(self, group):
         """[(side, engine, python, settings, isa)], ours first."""
@@ -103,14 +103,15 @@ class Bench:
         peers = {
             "native": (("native", "llama_cpp", self.args.native_python),),
             "default": (("native", "llama_cpp", self.args.native_python),),
-            "avx2": (("xllamacpp", "xllamacpp", self.args.xllamacpp_python), ("ik", "ik_llama_cpp", self.args.ik_python)),
+            "avx2": (("ik", "ik_llama_cpp", self.args.ik_python), ("xllamacpp", "xllamacpp", self.args.xllamacpp_python)),
         }[group]
-        return [ours] + [(*peer, SETTINGS, None) for peer in peers if peer[2]]
+        # the server of xllamacpp chooses flash attention itself
+        return [ours] + [(*peer, SETTINGS[:2] if peer[0] == "xllamacpp" else SETTINGS, None) for peer in peers if peer[2]]
 
     def close(self):
         for worker in self.workers.values():
             worker.close()
-        self.workers, self.loaded, self.best = {}, None, {}
+        self.workers, self.loaded = {}, None
 
     def worker(self, side, engine, python, setting, isa, path):
         key = (side, setting)
@@ -121,13 +122,6 @@ class Bench:
             self.record["sides"][f"{side}{' ' + isa if isa else ''}"] = {k: v for k, v in worker.facts.items() if k != "weight_bytes"}
         return self.workers[key]
 
-    def drop(self, side, setting):
-        worker = self.workers.pop((side, setting), None)
-        if worker:
-            worker.process.kill()
-            worker.process.wait()
-            worker.close()
-
     def measure(self, model, path, cell, rounds):
         """The cell's entry for the result file."""
         if self.loaded != (model, cell.group):
@@ -137,7 +131,7 @@ class Bench:
                 while file.read(1 << 24):
                     pass
         entry = {"model": model, "cell": cell.name, "group": cell.group, "unit": cell.unit, "rounds": rounds,
-                 "threads": self.args.threads, "date": datetime.datetime.now().isoformat(timespec="seconds"), "sides": {}, "errors": {}}  # fmt: skip
+                 "threads": self.args.threads, "date": datetime.datetime.now().isoformat(timespec="seconds"), "tried": {}, "sides": {}, "errors": {}}  # fmt: skip
         busy = machine_facts.Busy(self._pids())
         if cell.group == "default":
             self._alone(path, cell, rounds, entry)
@@ -166,20 +160,19 @@ class Bench:
     def _loaded(self, path, cell, rounds, entry):
         running = []  # (side, setting, worker)
         for side, engine, python, settings, isa in self.sides(cell.group):
-            known = self.best.get((side, cell.like))
             tried = {}
-            for setting in (known,) if known else settings:
+            for setting in settings:
                 self.say(f"trying {side} {setting}")
                 try:
-                    worker = self.worker(side, engine, python, setting, isa, path)
-                    worker.ask("open", n_ctx=cell.n_ctx, batch=cell.batch)
-                    seconds = self._trial(worker, cell)
+                    worker = self.worker(side, engine, python, setting.removesuffix(FLASH), isa, path)
+                    worker.ask("open", n_ctx=cell.n_ctx, batch=cell.batch, flash=setting.endswith(FLASH))
+                    tried[setting] = self._trial(worker, setting, cell)
                 except (RuntimeError, OSError) as e:
-                    entry["errors"][f"{side} {setting}"] = str(e)
-                    self.drop(side, setting)
-                    continue
-                tried[setting] = seconds
-            running += [(side, setting, self.workers[side, setting]) for setting, s in tried.items() if s <= WORTH * min(tried.values())]
+                    self._failed(entry, side, setting, e)
+            fast = sorted((s, setting) for setting, s in tried.items() if s <= WORTH * min(tried.values()))
+            entry["tried"][side] = tried
+            most = 1 if cell.long or rounds < cells.ROUNDS else MOST
+            running += [(side, setting, self.workers[side, setting.removesuffix(FLASH)]) for _, setting in fast[:most]]
         for number in range(rounds):
             for side, setting, worker in list(running):
                 self.say(f"round {number + 1}/{rounds} {side} {setting}")
@@ -187,29 +180,33 @@ class Bench:
                     if side == "pyengine" and cell.kind == "generate" and cell.batch == 1:
                         entry.setdefault("read", []).append(worker.ask("read"))
                         entry["weight_bytes"] = worker.facts["weight_bytes"]
-                    value = self._once(worker, cell)
+                    value = self._once(worker, setting, cell, number)
                 except (RuntimeError, OSError) as e:
-                    entry["errors"][f"{side} {setting}"] = str(e)
-                    self.drop(side, setting)
+                    self._failed(entry, side, setting, e)
                     running.remove((side, setting, worker))
                     continue
                 entry["sides"].setdefault(side, {}).setdefault(setting, []).append(value)
-        for side, samples in entry["sides"].items():
-            self.best[side, cell.name] = max(samples, key=lambda setting: statistics.median(samples[setting]))
 
-    def _trial(self, worker, cell):
-        if cell.kind == "prompt":
-            # a long prompt warms up no better than a short one
-            return worker.ask("start", n=min(cell.n, 512), batch=1)
-        worker.ask("start", n=cell.ctx, batch=cell.batch)
-        return worker.ask("generate", n=max(2, cell.n // 4))
+    def _failed(self, entry, side, setting, error):
+        entry["errors"][f"{side} {setting}"] = str(error)
+        key = side, setting.removesuffix(FLASH)
+        if key in self.workers and self.workers[key].process.poll() is not None:
+            del self.workers[key]  # it has ended; the next cell makes another
 
-    def _once(self, worker, cell):
+    def _trial(self, worker, setting, cell):
+        flash = setting.endswith(FLASH)
         if cell.kind == "prompt":
-            return cell.n / worker.ask("start", n=cell.n, batch=1)
-        if cell.ctx == 1:
-            worker.ask("start", n=1, batch=cell.batch)
-        return cell.n * cell.batch / worker.ask("generate", n=cell.n)
+            return worker.ask("start", n=cells.TRIAL if cell.long else min(cell.n, 256), batch=1, flash=flash)
+        worker.ask("start", n=min(cell.ctx, cells.TRIAL), batch=cell.batch, flash=flash)
+        return worker.ask("generate", n=max(2, cell.n // 4), flash=flash)
+
+    def _once(self, worker, setting, cell, number):
+        flash = setting.endswith(FLASH)
+        if cell.kind == "prompt":
+            return cell.n / worker.ask("start", n=cell.n, batch=1, flash=flash)
+        if cell.ctx == 1 or (cell.long and number == 0):
+            worker.ask("start", n=cell.ctx, batch=cell.batch, flash=flash)
+        return cell.n * cell.batch / worker.ask("generate", n=cell.n, flash=flash)
 
 
 def find(model, folders):
@@ -235,7 +232,7 @@ def options():
     p.add_argument("--rounds", type=int, help="default 5; 3 for the 8B shapes and with --quick")
     p.add_argument("--only", nargs="+", default=[], metavar="MODEL[/CELL[/GROUP]]", help="cells to measure; wildcards")
     p.add_argument("--goal", nargs="+", type=int, default=[], metavar="N", help="cells of these goals (bench/cells.py)")
-    p.add_argument("--quick", action="store_true", help="the goals' cells of the small and 1B models, medians of 3")
+    p.add_argument("--quick", action="store_true", help="the goals' cells of the small and 1B models, medians of 3, one setting of each peer")
     p.add_argument("--resume", action="store_true", help="skip what the result file has")
     p.add_argument("--list", action="store_true", help="print the cells, measure nothing")
     p.add_argument("--render", action="store_true", help="write table and chart of the result file, measure nothing")
@@ -258,7 +255,7 @@ def main():
     args = options()
     table = cells.chosen(args.only, args.goal or (range(1, 6) if args.quick else ()))
     if args.quick and not args.only:
-        table = [(model, cell) for model, cell in table if not model.startswith("llama-8b")]
+        table = [(model, cell) for model, cell in table if not model.startswith("llama-8b") and not (cell.long and model.startswith("smollm2"))]
     if args.list:
         print("\n".join(f"{model}/{cell.name}/{cell.group}" for model, cell in table))
         return
@@ -298,7 +295,7 @@ def measure_all(args, table, result, run):
                     console.print(f"{name}: no {cells.MODELS[model][1]} in --models, left out", highlight=False)
                     progress.advance(task)
                     continue
-                rounds = args.rounds or (cells.ROUNDS_QUICK if args.quick else cells.ROUNDS_BIG if model.startswith("llama-8b") else cells.ROUNDS)
+                rounds = args.rounds or cells.rounds(model, cell, args.quick)
                 begin = time.monotonic()
                 entry = bench.measure(model, path, cell, rounds)
                 entry.update(run=len(result["runs"]) - 1, seconds=round(time.monotonic() - begin, 1))
