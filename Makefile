@@ -23,9 +23,10 @@ test: $(VENV)/.test $(VENV)/.native models
 test-long: $(VENV)/.test $(VENV)/.native models
 	$(BIN)/python -m pytest -m "long and not campaign" $(TESTS)
 
-bench: $(VENV)/.test $(VENV)/.native models
+# Kernels on their own, then beside the peers that PYENGINE_BENCH_* name (bench/compare.py); BENCH= passes options.
+bench: $(VENV)/.bench $(VENV)/.native models
 	$(BIN)/python bench/kernels.py
-	$(BIN)/python bench/compare.py
+	$(BIN)/python bench/compare.py $(BENCH)
 
 # The two models that the tests and benches read.
 models: $(VENV)/.native
@@ -52,6 +53,10 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml
 $(VENV)/.test: $(VENV)/.made pyproject.toml
 	$(INSTALL) ".[test]"
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.bench: $(VENV)/.test
+	$(PIP) install --no-build-isolation -e ".[test,bench]"
+	@touch $@
 
 $(VENV)/.native: $(VENV)/.installed $(SOURCES)
 	@so=$$(ls -t pyengine/_native*.so 2>/dev/null | head -n 1); \
