@@ -73,9 +73,9 @@ INLINE void block_tokens(int T, int NT, int NV, vf *acc, const kpanel *p, const 
 
 enum { AHEAD = 768, FEW = 16 };
 
-/* Each line of each row once, AHEAD bytes before it is read. */
-INLINE void prefetch_block(int T, const pe_lanes *l, int64_t b) {
-  for (int64_t line = b * BYTES(T) / 64; line < (b + 1) * BYTES(T) / 64; line++) pe_prefetch(l, 64 * line + AHEAD);
+/* The lines of block b of each row, each once, `ahead` bytes further on. */
+INLINE void prefetch_block(int T, const pe_lanes *l, int64_t b, int64_t ahead) {
+  for (int64_t line = b * BYTES(T) / 64; line < (b + 1) * BYTES(T) / 64; line++) pe_prefetch(l, 64 * line + ahead);
 }
 
 INLINE void one_group(int T, const pe_mm *a, const pe_lanes *l) {
@@ -83,7 +83,7 @@ INLINE void one_group(int T, const pe_mm *a, const pe_lanes *l) {
   for (int64_t b = 0; b < a->k / 256; b++) {
     kpanel p;                /* w stays unused */
     one o = {pe_act_q(a->x) + 256 * b, vi_zero()};
-    prefetch_block(T, l, b);
+    prefetch_block(T, l, b, AHEAD);
     unpack(T, l, b * BYTES(T), &p, &o);
     vi S[8][2];
     S[0][0] = o.S;
@@ -98,7 +98,7 @@ INLINE void few_group(int T, const pe_mm *a, const pe_lanes *l) {
   vf acc[FEW];
   for (int t = 0; t < FEW; t++) acc[t] = vf_zero();
   for (int64_t b = 0; b < a->k / 256; b++) {
-    prefetch_block(T, l, b);
+    prefetch_block(T, l, b, AHEAD);
     unpack(T, l, b * BYTES(T), &p, NULL);
     int64_t t = 0;
     if (FEW_TILE >= 8)
@@ -139,8 +139,13 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
   l[1] = rows > LANES ? pe_lanes_at(a, row + LANES, 1, rows - LANES) : l[0];
   for (int64_t b0 = 0; b0 < n_blocks; b0 += CHUNK) {
     int n = n_blocks - b0 < CHUNK ? (int)(n_blocks - b0) : CHUNK;
+    /* The next panel, in these rows or at the beginning of the next ones, arrives meanwhile. */
+    int64_t ahead = b0 + CHUNK < n_blocks ? CHUNK * BYTES(T) : ROWS * a->w_stride - b0 * BYTES(T);
     for (int b = 0; b < n; b++)
-      for (int v = 0; v < 2; v++) unpack(T, &l[v], (b0 + b) * BYTES(T), &p[2 * b + v], NULL);
+      for (int v = 0; v < 2; v++) {
+        prefetch_block(T, &l[v], b0 + b, ahead);
+        unpack(T, &l[v], (b0 + b) * BYTES(T), &p[2 * b + v], NULL);
+      }
     int64_t t = t0;
     for (; t + TILE <= t1; t += TILE) tile(T, TILE, a, p, b0, n, t, sums + 2 * (t - t0));
     if (TILE > 4)
