@@ -104,6 +104,8 @@ INLINE void tile(int T, int NT, panel *p, const pe_mm *a, int64_t b0, int n, int
         vi e = pe_bcast32(q + i * a->x_stride + 4 * c);
         s[i][0] = vi_dp4(s[i][0], p->w[b][c][0], e);
         s[i][1] = vi_dp4(s[i][1], p->w[b][c][1], e);
+        pe_pin(&s[i][0]);
+        pe_pin(&s[i][1]);
       }
     PE_UNROLL
     for (int i = 0; i < NT; i++) {
