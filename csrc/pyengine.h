@@ -350,13 +350,29 @@ int64_t pe_mac_loop(int64_t rounds);               /* int8 multiply-adds done, n
 int64_t pe_mac_loop_avxvnni(int64_t rounds);       /* the same by vpdpbusd of 256 bits, needs AVX-VNNI */
 int64_t pe_mac_loop_avx512(int64_t rounds);        /* of 512 bits, needs AVX-512 VNNI */
 
-/* ---- vocab.c -------------------------------------------------------------------------------- */
-
-/* Bytes of n pieces of a sentencepiece ModelProto; written to out unless it is NULL. scores: n little-endian
- * floats, of any alignment. types: GGUF's token types; 0 makes a piece that no text matches, as do empty strings
- * and such with a NUL. */
-uint64_t pe_spm_pieces(const uint8_t *head, const uint64_t *offsets, const uint64_t *lengths, const uint8_t *scores,
-                       const uint8_t *types, uint64_t n, uint8_t *out);
+/* ---- vocab.c, bpe.c: text to token ids ---------------------------------------------------- */
+typedef struct pe_vocab pe_vocab;
+/* Tables over n strings of a header, which like off, len, types and scores is kept alive and unchanged by the
+ * caller. types: GGUF's, 0 is met in no text. scores: n finite little-endian floats of any alignment, and byte_ids
+ * the tokens of the 256 bytes: sentencepiece; both NULL: byte-level BPE. repeats[0]: tokens with the text of an
+ * earlier one, [1]: the first of them. PE_OK, PE_ENOMEM, PE_EINVAL (too many, too long). */
+int pe_vocab_new(const uint8_t *head, const uint64_t *off, const uint64_t *len, const uint8_t *types, uint64_t n,
+                 const uint8_t *scores, const int32_t *byte_ids, uint64_t seed0, uint64_t seed1, uint64_t *repeats, pe_vocab **out);
+void pe_vocab_free(pe_vocab *v);
+/* n merges "left right" of the same header, once. PE_EINVAL: bad[0] is the merge, bad[1] says why: 1, 2, 3 its left
+ * half, its right half, what they make is no token; 4 it was there before. */
+int pe_vocab_merges(pe_vocab *v, const uint64_t *off, const uint64_t *len, uint64_t n, uint64_t *bad);
+int32_t pe_vocab_find(const pe_vocab *v, const uint8_t *text, uint64_t len);   /* id, or -1 */
+void pe_vocab_bytes(const pe_vocab *v, int32_t *ids);       /* 256 ids, -1: none */
+uint64_t pe_vocab_longest(const uint64_t *len, uint64_t n);
+/* n int32 of any alignment to types 1..6; the index of the first that is none, or -1 */
+int64_t pe_vocab_types(const uint8_t *values, uint64_t n, uint8_t *types);
+/* Ids of words that lie one after another; out has room for n. Every byte has a token. whole: a word that is a
+ * token is not cut. From several threads at once. PE_OK, PE_ENOMEM, PE_EINVAL (4 GB and more). */
+int pe_bpe_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, const uint32_t *lengths, uint64_t n_words, int whole,
+                  int32_t *out, uint64_t *n_out);
+/* The same for sentencepiece; text is UTF-8 with U+2581 for blanks. */
+int pe_spm_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, int32_t *out, uint64_t *n_out);
 
 /* cdef-end */
 

@@ -1,14 +1,18 @@
-"""Byte-level BPE vocabularies (tokenizer.ggml.model "gpt2"), by way of the Hugging Face tokenizers library.
+"""Byte-level BPE vocabularies (tokenizer.ggml.model "gpt2"). The Hugging Face tokenizers library cuts text into words
+by the regular expressions of pre.py; bpe.c merges them.
 
-Only its BPE model, its splitting by regular expressions and its matching of added tokens are used; control
-tokens are split off before. May be imported by pyengine.tokenizer only.
+Equal, id for id, to that library's own model (tests/test_tokenizer_peers.py), which took 570 ms and 90 MB for the
+280,147 merges of llama-bpe. Control tokens are split off before. May be imported by pyengine.tokenizer only.
 """
 import re
 import warnings
+from array import array
 
 from ..errors import TokenizerError
+from ..native import ffi, lib
+from .control import ControlTokens
 from .pre import RULES, WHOLE_WORDS
-from .vocab import CONTROL, UNKNOWN, USER_DEFINED
+from .vocab import USER_DEFINED, Table
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -40,64 +44,72 @@ def pre_tokenizer_name(gguf):
     return name
 
 
-def _read_merges(gguf):
-    key = "tokenizer.ggml.merges"
-    texts = [str(m, "utf-8", "replace") for m in gguf.get_strings(key)]
-    if len(set(texts)) != len(texts):
-        seen = set()
-        i = next(i for i, m in enumerate(texts) if m in seen or seen.add(m))
-        raise gguf.error(key, f"found merge {i} ({texts[i][:60]!r}) twice, expected each once")
-    # Cut at the first blank. What is malformed gives a half that no vocabulary has, and the library refuses it.
-    return [m.partition(" ")[::2] for m in texts]
-
-
 class ByteLevelBPE:
     def __init__(self, vocabulary, gguf, pre):
-        from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+        from tokenizers import Regex, pre_tokenizers
 
-        tokens = [str(t, "utf-8", "replace") for t in vocabulary.tokens]
-        ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1)))  # of equal texts the lowest id stays
-        if len(ids) != len(tokens):
-            warnings.warn(f"tokenizer.ggml.tokens: {len(tokens) - len(ids)} tokens have the text of an earlier one; text "
+        tokens = vocabulary.tokens
+        self._table = table = Table(tokens, vocabulary.types)
+        if table.repeats:
+            warnings.warn(f"tokenizer.ggml.tokens: {table.repeats} tokens have the text of an earlier one; text "
                           "becomes the earlier one", stacklevel=5)
-        ids.pop("", None)
-        self._missing = frozenset(b for b in _IN_UTF8 if ALPHABET[b] not in ids)
+        ids = table.byte_ids()
+        self._missing = frozenset(b for b in _IN_UTF8 if ids[b] < 0)
         if lacking := self._missing & _PRINTABLE:
             raise TokenizerError(f"tokenizer.ggml.tokens: no token for byte 0x{min(lacking):02X}, "
                                  "expected one for every byte of printable ASCII")
-        merges = _read_merges(gguf)
-        for kind in (CONTROL, UNKNOWN):
-            for i in vocabulary.of_type(kind):
-                if ids.get(tokens[i]) == i:
-                    del ids[tokens[i]]
-        try:
-            model = models.BPE(ids, merges, ignore_merges=pre in WHOLE_WORDS)
-        except Exception as e:  # the library raises plain Exception, naming the token that is missing
-            raise gguf.error("tokenizer.ggml.merges", str(e)[:200]) from None
-        self._tokenizer = Tokenizer(model)
-        if RULES[pre] == RULES["gpt-2"]:
-            rule = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-        else:
-            rule = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in RULES[pre]]
-            rule.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rule)
-        added = [tokens[i] for i in vocabulary.of_type(USER_DEFINED)
-                 if tokens[i] and tokens[i].encode() == vocabulary.tokens[i]]  # no text holds half a character
-        if added:
-            self._tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in added])
+        self._read_merges(gguf)
+        self._whole = pre in WHOLE_WORDS
+        self._words = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(rule), "isolated") for rule in RULES[pre]])
+        added = {}
+        for i in vocabulary.of_type(USER_DEFINED):
+            if tokens[i] and tokens[i].decode("utf-8", "replace").encode() == tokens[i]:  # no text holds half a character
+                added.setdefault(tokens[i].decode(), table.find(tokens[i]))
+        self._added = ControlTokens(added, name="user-defined tokens") if added else None
+
+    def _read_merges(self, gguf):
+        key = "tokenizer.ggml.merges"
+        merges = gguf.get_strings(key)
+        bad = ffi.new("uint64_t[2]")
+        code = lib.pe_vocab_merges(self._table.c, ffi.from_buffer("uint64_t[]", merges.offsets),
+                                   ffi.from_buffer("uint64_t[]", merges.lengths), len(merges), bad)
+        if code == lib.PE_EINVAL:
+            i, why = bad
+            text = str(merges[i], "utf-8", "replace")
+            if why == 4:
+                raise gguf.error(key, f"found merge {i} ({text[:60]!r}) twice, expected each once")
+            left, _, right = text.partition(" ")
+            part = (left, right, left + right)[why - 1]
+            raise gguf.error(key, f"found merge {i} ({text[:60]!r}), but {part[:60]!r} is no token; expected two tokens "
+                                  "that make a third")
+        self._table.check(code)
 
     def encode(self, text, first):
         """Ids of text without control tokens. Bytes that are not UTF-8 become U+FFFD each, as everywhere in BPE."""
         if not text.isascii():
             text = _SURROGATES.sub("\ufffd", text)
-        if self._missing and (lacking := self._missing.intersection(text.encode())):
+        if self._added is None:
+            return self._encode(text)
+        ids = []
+        for part in self._added.split(text):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._encode(part)
+        return ids
+
+    def _encode(self, text):
+        raw = text.encode()
+        if self._missing and (lacking := self._missing.intersection(raw)):
             raise TokenizerError(f"text: this vocabulary has no token for byte 0x{min(lacking):02X}")
         try:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            words = [word for word, _ in self._words.pre_tokenize_str(text)]
         except BaseException as e:
             if type(e).__name__ != "PanicException":  # what a panic inside the library arrives as
                 raise
             raise TokenizerError(f"text of {len(text)} characters: {str(e)[:200]}") from None
+        lengths = array("I", map(len, words if len(raw) == len(text) else map(str.encode, words)))
+        return self._table.encode(lib.pe_bpe_encode, raw, ffi.from_buffer("uint32_t[]", lengths), len(words), self._whole)
 
 
 def surface(vocabulary, token):

@@ -1,7 +1,7 @@
 """Finds control tokens in text. Leftmost first, the longest of those that begin at one place.
 
-Used only where a caller asks for it (templates, special=True); user-defined tokens are the business of
-spm.py and bpe.py. May be imported by pyengine.tokenizer only.
+Control tokens only where a caller asks for it (templates, special=True); bpe.py finds user-defined tokens with it
+too, always. May be imported by pyengine.tokenizer only.
 """
 import re
 
@@ -18,7 +18,7 @@ class ControlTokens:
     one alternation of them all takes Python's re 300 ms.
     """
 
-    def __init__(self, texts, swallow=frozenset()):
+    def __init__(self, texts, swallow=frozenset(), name="control tokens"):
         self._ids = texts
         self._swallow = swallow
         width = min(3, min(map(len, texts), default=1))
@@ -27,7 +27,7 @@ class ControlTokens:
             lengths.setdefault(text[:width], set()).add(len(text))
         for prefix, values in lengths.items():
             if len(values) > _MAX_LENGTHS:
-                raise TokenizerError(f"control tokens: {len(values)} different lengths begin with {prefix!r}, "
+                raise TokenizerError(f"{name}: {len(values)} different lengths begin with {prefix!r}, "
                                      f"expected at most {_MAX_LENGTHS}")
         self._lengths = {p: sorted(v, reverse=True) for p, v in lengths.items()}
         self._width = width

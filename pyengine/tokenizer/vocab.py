@@ -1,14 +1,16 @@
 """The vocabulary of a file: token texts, types, scores and special ids, checked by name.
 
-Knows nothing of how text is split. Texts stay in the file's mapping until somebody asks for them.
+Knows nothing of how text is split. Texts stay in the file's header until somebody asks for them.
 May be imported by pyengine.tokenizer only.
 """
-import math
-from array import array
+import os
+import struct
 
-from ..errors import TokenizerError
+from ..errors import MemoryBudgetError, TokenizerError
+from ..native import ffi, lib
 
-_ARRAY, _F32 = 9, 6  # GGUF's value types
+_ARRAY, _U32, _I32, _F32 = 9, 4, 5, 6  # GGUF's value types
+F32 = 0  # ggml's type
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 KINDS = ("normal", "normal", "unknown", "control", "user_defined", "unused", "byte")  # 0: written by some converters
@@ -40,7 +42,7 @@ class Vocabulary:
         self.n = len(self.tokens)
         if self.n == 0:
             raise gguf.error("tokenizer.ggml.tokens", "found an empty array, expected at least one token")
-        longest = max(self.tokens.lengths)
+        longest = lib.pe_vocab_longest(ffi.from_buffer("uint64_t[]", self.tokens.lengths), self.n)
         if longest > MAX_TOKEN_BYTES:
             i = next(i for i, n in enumerate(self.tokens.lengths) if n == longest)
             raise gguf.error("tokenizer.ggml.tokens", f"found {longest} bytes for token {i}, expected at most "
@@ -51,17 +53,18 @@ class Vocabulary:
 
     def _read_types(self):
         key = "tokenizer.ggml.token_type"
-        if key not in self._gguf:
+        entry = self._gguf.entry(key)
+        if entry is None:
             return bytearray(b"\1" * self.n)
-        values = self._gguf.get_ints(key, n=self.n)
-        try:
-            types = bytearray(values)
-        except (ValueError, OverflowError):
-            types = bytearray(b"\xff")
-        if max(types) > BYTE:
-            i, v = next((i, v) for i, v in enumerate(values) if not 0 <= v <= BYTE)
-            raise self._gguf.error(key, f"found type {v} for token {i}, expected 1 to 6")
-        return types.replace(b"\0", b"\1")
+        if entry.type == _ARRAY and entry.elem in (_U32, _I32) and entry.count == self.n:
+            values = self.tokens.buffer[entry.val:entry.end]
+        else:  # narrow ones are widened; what is no array of n integers is refused
+            values = struct.pack(f"<{self.n}i", *(max(-1, min(v, 99)) for v in self._gguf.get_ints(key, n=self.n)))
+        types = bytearray(self.n)
+        bad = lib.pe_vocab_types(ffi.from_buffer("uint8_t[]", values), self.n, ffi.from_buffer("uint8_t[]", types))
+        if bad >= 0:
+            raise self._gguf.error(key, f"found type {self._gguf.get_ints(key)[bad]} for token {bad}, expected 1 to 6")
+        return types
 
     def _special_id(self, key):
         if key not in self._gguf:
@@ -89,11 +92,10 @@ class Vocabulary:
             found = "missing" if entry is None else f"found {self._gguf.describe(key)}"
             raise self._gguf.error(key, f"{found}, expected an array of {self.n} f32")
         raw = self.tokens.buffer[entry.val:entry.end]
-        values = array("f")
-        values.frombytes(raw)
-        if not math.isfinite(sum(values)):
-            i = next(i for i, v in enumerate(values) if not math.isfinite(v))
-            raise self._gguf.error(key, f"found {values[i]} for token {i}, expected finite numbers")
+        bad = lib.pe_first_nonfinite(F32, ffi.from_buffer("uint8_t[]", raw), self.n)
+        if bad >= 0:
+            value = struct.unpack_from("<f", raw, 4 * bad)[0]
+            raise self._gguf.error(key, f"found {value} for token {bad}, expected finite numbers")
         return raw
 
     def end_ids(self):
@@ -127,6 +129,48 @@ class Vocabulary:
             raise TokenizerError(f"tokenizer.ggml.tokens: {len(missing)} of the 256 byte tokens are missing, the first "
                                  f"is <0x{missing[0]:02X}>; a sentencepiece vocabulary needs them all")
         return ids
+
+
+class Table:
+    """Token ids by text, for bpe.c: the arrays are those of the header, kept alive here.
+
+    scores, byte_ids: sentencepiece. repeats: how many tokens have the text of an earlier one; first_repeat.
+    """
+
+    def __init__(self, tokens, types, scores=None, byte_ids=None):
+        arrays = [ffi.from_buffer(kind, data) for kind, data in (
+            ("uint8_t[]", tokens.buffer), ("uint64_t[]", tokens.offsets), ("uint64_t[]", tokens.lengths), ("uint8_t[]", types))]
+        scores = ffi.NULL if scores is None else ffi.from_buffer("uint8_t[]", scores)
+        byte_ids = ffi.NULL if byte_ids is None else ffi.new("int32_t[]", byte_ids)
+        repeats, out = ffi.new("uint64_t[2]"), ffi.new("pe_vocab **")
+        seeds = struct.unpack("=2Q", os.urandom(16))
+        self.check(lib.pe_vocab_new(*arrays, len(tokens), scores, byte_ids, *seeds, repeats, out))
+        self.repeats, self.first_repeat = repeats
+        self.c = ffi.gc(out[0], lib.pe_vocab_free)
+        self._alive = arrays, scores
+
+    @staticmethod
+    def check(code):
+        if code == lib.PE_ENOMEM:
+            raise MemoryBudgetError("out of memory in the tokenizer")
+        assert code == lib.PE_OK
+
+    def byte_ids(self):
+        ids = ffi.new("int32_t[256]")
+        lib.pe_vocab_bytes(self.c, ids)
+        return list(ids)
+
+    def find(self, text):
+        """The id of a text (bytes), -1 if it is no token that text can become."""
+        return lib.pe_vocab_find(self.c, text, len(text))
+
+    def encode(self, function, text, *arguments):
+        """Ids of text (bytes) by pe_bpe_encode or pe_spm_encode."""
+        if len(text) >> 32:
+            raise TokenizerError(f"text: found {len(text)} bytes, expected less than 4 GB")
+        out, n = ffi.new("int32_t[]", len(text)), ffi.new("uint64_t *")
+        self.check(function(self.c, text, len(text), *arguments, out, n))
+        return ffi.unpack(out, n[0])
 
 
 def is_phi3(gguf):
