@@ -56,6 +56,7 @@ class Llama:
         self.model_path = find(model_path)
         self._gguf = GGUF(self.model_path, mmap=mmap)
         try:
+            _read_ahead(self._gguf.files)
             n_pages = self._compile(n_ctx, max_seqs, dict(
                 max_seqs=max_seqs, max_tokens=n_batch, max_wanted=max(32, max_seqs), kv_type=kv_type,
                 isa=isa, fuse=fuse))
@@ -342,6 +343,14 @@ def find(model_path) -> str:
     from . import catalog
 
     return os.fspath(catalog.resolve(path))
+
+
+def _read_ahead(files) -> None:
+    """What is not in memory is fetched while the program is compiled, if half of what is available holds it."""
+    available = machine.memory_available()
+    if available is None or sum(f.size for f in files) <= available // 2:
+        for f in files:
+            f.read_ahead()
 
 
 def _memory_budget(weights: int):

@@ -5,6 +5,7 @@ Knows nothing of GGUF's contents. Imported by metadata and gguf.
 import mmap
 import os
 import stat
+import threading
 
 from pyengine.errors import ClosedError, FileChangedError, GGUFError, MemoryBudgetError, escaped
 from pyengine.native import address_of
@@ -18,6 +19,8 @@ _KINDS = [
 ]
 
 _READ_PIECE = 1 << 26  # 64 MB a call: a signal is noticed between pieces
+_AHEAD_PIECE = 1 << 20  # the kernel caps what one call asks for; 128 KB and 8 MB pieces were no faster
+_PROBES = 64
 
 
 def shown(path: str | bytes) -> str:
@@ -120,6 +123,48 @@ class MappedFile:
         """The whole file, read-only."""
         self._require_open()
         return self._buffer
+
+    def read_ahead(self) -> threading.Thread | None:
+        """Asks the kernel for a mapped file that is not in memory, in file order, from a thread of its own.
+
+        Kernels read weights in far rows, which the kernel's own read-ahead does not follow: an 808 MB file that was
+        dropped from the page cache came in 880 to 1190 ms, so in 530 to 660. Pins nothing; ends with the file.
+        Does nothing, in 0.1 ms, where the file is in memory or the system cannot say.
+        """
+        if self._fd < 0 or not hasattr(os, "posix_fadvise") or not self._is_cold():
+            return None
+        try:
+            fd = os.dup(self._fd)
+        except OSError:  # no descriptor left: the file comes as it is touched
+            return None
+        thread = threading.Thread(target=self._ahead, args=(fd,), name="pyengine-ahead", daemon=True)
+        thread.start()
+        return thread
+
+    def _is_cold(self) -> bool:
+        """Is any of a few bytes all over the file not in memory?"""
+        flag = getattr(os, "RWF_NOWAIT", None)
+        if flag is None or not hasattr(os, "preadv"):
+            return False
+        try:
+            for i in range(_PROBES):
+                os.preadv(self._fd, [bytearray(1)], self.size * i // _PROBES, flag)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system that does not know the flag
+            pass
+        return False
+
+    def _ahead(self, fd: int) -> None:
+        try:
+            for start in range(0, self.size, _AHEAD_PIECE):
+                if self._fd < 0:  # closed
+                    break
+                os.posix_fadvise(fd, start, _AHEAD_PIECE, os.POSIX_FADV_WILLNEED)
+        except OSError:
+            pass  # advice only
+        finally:
+            os.close(fd)
 
     def _require_open(self) -> None:
         if self._map is None:

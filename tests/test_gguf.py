@@ -336,3 +336,24 @@ def test_quoted_escapes_and_cuts():
     assert quoted(b"\xff" * 1000) == "'" + r"\xff" * 50 + "...'"
     assert quoted("x" * 200) == "'" + "x" * 200 + "'" and quoted("x" * 201) == "'" + "x" * 200 + "...'"
     assert quoted("\udc80") == r"'\udc80'"
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system cannot say what is in memory")
+def test_read_ahead_fetches_a_cold_file(tmp_path):
+    path = tmp_path / "m.gguf"
+    raw = gguf(data=os.urandom(1 << 24))
+    path.write_bytes(raw)
+    with GGUF(path) as g, open(path, "rb") as f:
+        os.fsync(f.fileno())
+        file = g.files[0]
+        assert file.read_ahead() is None       # written just now: in memory
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if not file._is_cold():
+            pytest.skip("this file system keeps its files in memory")
+        thread = file.read_ahead()
+        thread.join()
+        assert file.buffer[-1] == raw[-1]
+        os.pread(f.fileno(), file.size, 0)     # whatever is still on its way
+        assert file.read_ahead() is None
+    with GGUF(path, mmap=False) as g:
+        assert g.files[0].read_ahead() is None  # in private memory already

@@ -26,9 +26,12 @@ def main(argv=None) -> int:
     if command == "run" and argv and not argv[0].startswith("-"):
         return fail(f"unknown command {argv[0]!r}: expected one of {', '.join(COMMANDS)}, or options of run "
                     f"(-m MODEL -p TEXT; pyengine-cli --help lists them)")
+    import gc
     from importlib import import_module
 
     from ..errors import PyengineError
+
+    gc.set_threshold(100_000, 20, 20)             # imports and plans make no garbage: looking for it took 20 ms of a start
 
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):        # a terminal that lacks a character shows ? and goes on

@@ -7,7 +7,7 @@ import os
 import struct
 
 from ..errors import MemoryBudgetError, TokenizerError
-from ..native import ffi, lib
+from ..native import address_of, ffi, lib
 
 _ARRAY, _U32, _I32, _F32 = 9, 4, 5, 6  # GGUF's value types
 F32 = 0  # ggml's type
@@ -138,16 +138,17 @@ class Table:
     """
 
     def __init__(self, tokens, types, scores=None, byte_ids=None):
-        arrays = [ffi.from_buffer(kind, data) for kind, data in (
-            ("uint8_t[]", tokens.buffer), ("uint64_t[]", tokens.offsets), ("uint64_t[]", tokens.lengths), ("uint8_t[]", types))]
-        scores = ffi.NULL if scores is None else ffi.from_buffer("uint8_t[]", scores)
+        # Addresses, not from_buffer objects: a memoryview that is still exported breaks the collector at exit.
+        arrays = [ffi.cast(kind, address_of(data)) for kind, data in (
+            ("uint8_t *", tokens.buffer), ("uint64_t *", tokens.offsets), ("uint64_t *", tokens.lengths), ("uint8_t *", types))]
+        self._alive = tokens, types, scores
+        scores = ffi.NULL if scores is None else ffi.cast("uint8_t *", address_of(scores))
         byte_ids = ffi.NULL if byte_ids is None else ffi.new("int32_t[]", byte_ids)
         repeats, out = ffi.new("uint64_t[2]"), ffi.new("pe_vocab **")
         seeds = struct.unpack("=2Q", os.urandom(16))
         self.check(lib.pe_vocab_new(*arrays, len(tokens), scores, byte_ids, *seeds, repeats, out))
         self.repeats, self.first_repeat = repeats
         self.c = ffi.gc(out[0], lib.pe_vocab_free)
-        self._alive = arrays, scores
 
     @staticmethod
     def check(code):
