@@ -1,12 +1,9 @@
 /* exec_attn.c: the instructions that see pages: KV, ATTN, ATTN_OUT. Operands are
  * in the table at the top of exec.c.
  *
- * A page of one layer holds, for each KV head in turn, K as f16 [PE_PAGE/16][dk][16] and
- * V as f16 [PE_PAGE][dv]. The layers of a group lie one after another; an
+ * A page of one layer holds, for each KV head in turn, K and then V, as PE_KV_* says. The layers of a group lie one after another; an
  * instruction's page operand is the start of its layer. */
 #include "exec.h"
-
-static int64_t head_bytes(int64_t dk, int64_t dv) { return (dk + dv) * PE_PAGE * 2; }
 
 static const int32_t *table_of(const pe_prog *p, int64_t group, int32_t seq) {
   return p->step.tables + (group * p->step.n_seqs + seq) * p->limits.max_pages;
@@ -28,11 +25,11 @@ void pe_run_kv(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
   if (pe_has(in->a[0])) heads(p, in, pe_row_f32(p, in->a[0], n_head * dk, row), n_head, in->a[4], cs);
   if (pe_has(in->a[1])) heads(p, in, pe_row_f32(p, in->a[1], n_kv * dk, row), n_kv, in->a[5], cs);
   if (!pe_has(in->a[6])) return;
-  int64_t group = in->n[6], pos = p->pos[row], hb = head_bytes(dk, dv);
+  int64_t group = in->n[6], pos = p->pos[row], kb = pe_kv_bytes(p->limits.kv_type, dk), hb = kb + pe_kv_bytes(p->limits.kv_type, dv);
   uint8_t *page = pe_at(p, in->a[6]) + table_of(p, group, p->seq[row])[pos / PE_PAGE] * p->limits.page_bytes[group];
   const float *k = pe_row_f32(p, in->a[1], n_kv * dk, row), *v = pe_row_f32(p, in->a[2], n_kv * dv, row);
   for (int64_t h = 0; h < n_kv; h++)
-    p->v->kv_store(page + h * hb, page + h * hb + dk * PE_PAGE * 2, pos % PE_PAGE, k + h * dk, v + h * dv, dk, dv);
+    (p->limits.kv_type == PE_KV_F16 ? p->v->kv_store : p->v->kv_store_q8)(page + h * hb, page + h * hb + kb, pos % PE_PAGE, k + h * dk, v + h * dv, dk, dv);
 }
 
 /* A step of few rows and a long context has too few tiles to keep the threads busy:
@@ -53,14 +50,14 @@ void pe_run_attn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
   int split = is_split(p, n_head, dv, in->n[6]);
   int64_t chunk = split ? part % p->n_chunks : 0;
   if (split) part /= p->n_chunks;
-  int64_t h = part % n_kv, g = n_head / n_kv, hb = head_bytes(dk, dv);
+  int64_t h = part % n_kv, g = n_head / n_kv, kb = pe_kv_bytes(p->limits.kv_type, dk), hb = kb + pe_kv_bytes(p->limits.kv_type, dv);
   const pe_tile *t = &p->tiles[part / n_kv];
   int64_t pos = p->pos[t->row], seen = window > 0 && pos - window + 1 > 0 ? pos - window + 1 : 0;
   int64_t c0 = seen / PE_CHUNK, c1 = (pos + t->n - 1) / PE_CHUNK + 1;
   pe_attn a = {
     .q = pe_row_f32(p, in->a[0], n_head * dk, t->row) + h * g * dk, .q_stride = pe_up16(n_head * dk), .n_q = t->n, .n_group = g,
     .dk = dk, .dv = dv, .pos = pos, .window = window, .kv = pe_at(p, in->a[3]), .table = table_of(p, group, t->seq),
-    .page_stride = p->limits.page_bytes[group], .k_off = h * hb, .v_off = h * hb + dk * PE_PAGE * 2,
+    .page_stride = p->limits.page_bytes[group], .k_off = h * hb, .v_off = h * hb + kb, .kv_type = p->limits.kv_type,
     .scale = (float)in->f[0], .softcap = (float)in->f[1], .c0 = c0, .c1 = c1,
     .o = pe_row_f32(p, in->a[1], n_head * dv, t->row) + h * g * dv, .o_stride = pe_up16(n_head * dv),
     .scratch = pe_scratch(p, thread),

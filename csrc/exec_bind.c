@@ -94,7 +94,8 @@ static void pages(check *c, int i, int64_t group, int64_t n_kv, int64_t dk, int6
   const pe_limits *l = &c->p->limits;
   if (group < 0 || group >= l->n_groups) { fail(c, PE_EINVAL, 105); return; }
   if (dk > PE_MAX_DK) fail(c, PE_EINVAL, i); /* attention's scratch holds no more */
-  if (n_kv * (dk + dv) * PE_PAGE * 2 != l->page_bytes[group] || c->in->a[i].region != l->page_region[group]) fail(c, PE_EINVAL, i);
+  int64_t k = pe_kv_bytes(l->kv_type, dk), v = pe_kv_bytes(l->kv_type, dv);   /* -1: no such type, or not for this head size */
+  if (k < 0 || v < 0 || n_kv * (k + v) != l->page_bytes[group] || c->in->a[i].region != l->page_region[group]) fail(c, PE_EINVAL, i);
   need(c, i, l->n_pages[group], l->page_bytes[group], 64, 1, 0);
 }
 

@@ -315,6 +315,7 @@ typedef struct pe_limits {
   int32_t n_ctx;           /* positions per sequence */
   int32_t n_ids;           /* token ids are below this */
   int32_t n_groups;
+  int32_t kv_type;         /* PE_KV_*, of every group */
   int32_t max_pages;       /* entries of one page table */
   int32_t n_pages[8];      /* pages in the pool of each group */
   int32_t page_region[8];  /* region that holds them */

@@ -34,7 +34,7 @@ class Llama:
     n_threads    None: the performance cores within affinity and CPU quota
     n_threads_batch  threads for prompts and batches, steps of 8 rows and more; None: n_threads
     n_batch      most tokens of one step
-    kv_type      type of the KV cache
+    kv_type      type of the KV cache, "f16" or "q8_0"
     mmap         False reads the weights into private memory: they cannot change under us
     mlock        keep the weights from being swapped out; a failure warns once
     verbose      say on stderr what was loaded and chosen

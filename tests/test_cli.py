@@ -113,6 +113,7 @@ def test_sampling_options_reach_the_sampler(run, talker):
     (["-m", "BASE", "-f", "/no/such.txt"], "/no/such.txt: No such file"),
     (["-m", "BASE", "-c", "8", "-p", "x " * 50], "n_ctx is 8"),
     (["-m", "BASE", "-ctk", "q3_z", "-p", "x"], "kv_type"),
+    (["-m", "BASE", "-ctk", "q8_0", "-ctv", "f16", "-p", "x"], "-ctv is f16"),
     (["chat", "-m", "BASE"], "no chat template"),
     (["explain", "/no/such.gguf"], "/no/such.gguf: No such file"),
     (["bench", "-m", "BASE", "-p", "x"], "-p 'x'"),

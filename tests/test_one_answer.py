@@ -40,6 +40,7 @@ class Way:
     threads: int = 2
     chunk: int = N_PROMPT
     batch: bool = False
+    kv_type: str = "f16"
 
 
 def able(tier):
@@ -78,7 +79,7 @@ def answer(path, way, positions, monkeypatch, n_prompt=N_PROMPT, n_greedy=N_GREE
     done = [0] * len(others)
     digests, generated = {}, []
     with Runner(path, n_ctx=N_CTX, max_seqs=4, max_tokens=N_PROMPT + sum(OTHERS), max_wanted=max(len(positions), 4),
-                n_threads=way.threads) as runner:  # fmt: skip
+                n_threads=way.threads, kv_type=way.kv_type) as runner:  # fmt: skip
         at = 0
         while len(generated) < n_greedy:
             part = ids[at : at + way.chunk] if at < n_prompt else [generated[-1]]
@@ -119,6 +120,19 @@ def test_ways_cross_section(model, real_model, monkeypatch):
     ways += [Way(tier, 2, 64, True) for tier in other_tiers()]
     for way in ways:
         check(expected, answer(path, way, EDGES, monkeypatch), way)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_q8_0_cache(model, real_model, monkeypatch):
+    """Another answer than with f16, and one of its own."""
+    path, plain = real_model(model), Way("avx2" if able("avx2") else "scalar", kv_type="q8_0")
+    edges = EDGES[:9]
+    expected = answer(path, plain, edges, monkeypatch, 201, 3)
+    other = answer(path, dataclasses.replace(plain, kv_type="f16"), edges, monkeypatch, 201, 3)
+    assert all(expected[0][p] != other[0][p] for p in edges)
+    for tier, threads, chunk, batch in ((plain.tier, 3, 7, True), *((tier, 2, 64, True) for tier in other_tiers())):
+        way = Way(tier, threads, chunk, batch, "q8_0")
+        check(expected, answer(path, way, edges, monkeypatch, 201, 3), way)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -20,7 +20,8 @@ def add_model(p: argparse.ArgumentParser) -> None:
     g.add_argument("-t", "--threads", type=int, default=-1, metavar="N", help="threads; -1: performance cores within the quota")
     g.add_argument("-tb", "--threads-batch", type=int, default=-1, metavar="N", help="threads for prompts and batches; -1: as --threads")
     g.add_argument("-b", "--batch-size", type=int, default=512, metavar="N", help="most tokens of a step (default 512)")
-    g.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of the KV cache (default f16)")
+    g.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of the KV cache: f16 (default) or q8_0")
+    g.add_argument("-ctv", "--cache-type-v", metavar="TYPE", help="must be the same (default: that of K)")
     g.add_argument("--no-mmap", action="store_true", help="read the weights into private memory")
     g.add_argument("--mlock", action="store_true", help="keep the weights from being swapped out")
     g.add_argument("--profile", action="store_true", help="time every instruction; printed at the end")
@@ -61,6 +62,8 @@ def load(args):
         path = catalog.hub(args.hf_repo)
     else:
         path = default_model() if args.model is None else args.model
+    if args.cache_type_v not in (None, args.cache_type_k):
+        raise SystemExit(f"-ctk is {args.cache_type_k} and -ctv is {args.cache_type_v}: expected one kv_type for both")
     return Llama(path, n_ctx=args.ctx_size, n_threads=None if args.threads < 0 else args.threads,
                  n_threads_batch=None if args.threads_batch < 0 else args.threads_batch, n_batch=args.batch_size,
                  kv_type=args.cache_type_k, mmap=not args.no_mmap, mlock=args.mlock, verbose=args.verbose, profile=args.profile)

@@ -8,8 +8,8 @@ import dataclasses
 import struct
 from collections import Counter
 
-from ..errors import UnsupportedError
-from .ops import ACTIVATIONS, CHUNK, EW, NORMS, PAGE, ROPES, SPLIT_ROWS, Const, Instr, Pages, Value, up
+from ..errors import RequestError, UnsupportedError
+from .ops import ACTIVATIONS, CHUNK, EW, KV_TYPES, NORMS, PAGE, ROPES, SPLIT_ROWS, Const, Instr, Pages, Value, up
 
 FORMS = ("f32", "q32", "q256")          # PE_ACT_*
 PART_FLOATS = 1 << 22                   # chunk results kept at most, 16 MB: beyond it attention is not split
@@ -23,11 +23,12 @@ class CacheGroup:
     n_kv: int
     dk: int
     dv: int
+    kv_type: str
     layers: list
 
     @property
     def layer_page_bytes(self):
-        return self.n_kv * (self.dk + self.dv) * PAGE * 2
+        return self.n_kv * (self.dk + self.dv) * KV_TYPES[self.kv_type][1]
 
     @property
     def page_bytes(self):
@@ -68,8 +69,8 @@ def choose(type_id, type_name, all_rows, isa) -> Kernels:
 
 
 class Lowering:
-    def __init__(self, graph, rows, isa, n_ctx):
-        self.graph, self.rows, self.isa, self.n_ctx = graph, rows, isa, n_ctx
+    def __init__(self, graph, rows, isa, n_ctx, kv_type):
+        self.graph, self.rows, self.isa, self.n_ctx, self.kv_type = graph, rows, isa, n_ctx, kv_type
         self.instrs, self.groups = [], []
         self.values = {}                # node id -> Value of kind f32
         self.forms = {}                 # (node id, form) -> Value
@@ -199,7 +200,10 @@ class Lowering:
             group = len(self.groups)
             if group == 8:
                 raise UnsupportedError("more than 8 kinds of attention layers (window, KV heads, head sizes) in one model")
-            self.groups.append(CacheGroup(*key, []))
+            if self.kv_type == "q8_0" and any(d % 32 or d > 1024 for d in (a["dk"], a["dv"])):
+                raise RequestError(f"kv_type is 'q8_0', which takes head sizes in multiples of 32 up to 1024; {node.label} has K heads of "
+                                   f"{a['dk']} and V heads of {a['dv']}", param="kv_type")
+            self.groups.append(CacheGroup(*key, self.kv_type, []))
         pages = Pages(group, len(self.groups[group].layers), f"{node.label}.kv")
         self.groups[group].layers.append(a["layer"])
         q, k, v = (self.of(x) for x in node.inputs)

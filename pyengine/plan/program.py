@@ -17,7 +17,7 @@ from ..native import ffi, isa_mask, lib, rows
 from . import fuse as fusion
 from .graph import Graph, Weight
 from .lower import FORMS, Lowering
-from .ops import COUNTS, OPS, PAGE, Const, Pages, up
+from .ops import COUNTS, KV_TYPES, OPS, PAGE, Const, Pages, up
 
 ARENA, CONSTS, LOGITS, FILES = 0, 1, 2, 3       # regions; then one per file, then one per cache group
 STEP_FIELDS = ("counts", "tokens", "start", "count", "tables", "wanted", "copies")
@@ -65,21 +65,22 @@ class Logits:
 def compile(gguf, *, n_ctx, max_seqs=4, max_tokens=512, max_wanted=32, kv_type="f16", isa=None, fuse=True) -> "Program":
     """Plans `gguf` for at most n_ctx positions a sequence and max_tokens rows a step. GGUFError: the
     file is not what its architecture needs; UnsupportedError: something we do not have."""
-    if kv_type != "f16":
-        raise RequestError(f"kv_type is {kv_type!r}, expected 'f16'", param="kv_type")
+    if kv_type not in KV_TYPES:
+        raise RequestError(f"kv_type is {kv_type!r}, expected {' or '.join(map(repr, KV_TYPES))}", param="kv_type")
     module = module_for(gguf.arch)
     hp = module.hyper(gguf)
     graph = Graph(gguf)
     module.build(graph, hp)
-    return Program(gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, isa_mask(isa), fuse)
+    return Program(gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa_mask(isa), fuse)
 
 
 class Program:
-    def __init__(self, gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, isa, fuse):
+    def __init__(self, gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa, fuse):
         self.gguf, self.arch, self.hp, self.graph, self.isa = gguf, gguf.arch, hp, graph, isa
         self.n_vocab, self.n_ctx = hp.n_vocab, n_ctx
         self.max_seqs, self.max_tokens, self.max_wanted = max_seqs, max_tokens, max_wanted
-        lowering = Lowering(graph, rows(), isa, n_ctx)
+        self.kv_type = kv_type
+        lowering = Lowering(graph, rows(), isa, n_ctx, kv_type)
         self.instrs, groups = lowering.run()
         self.output = lowering.of(graph.output)
         if fuse:
@@ -185,6 +186,7 @@ class Program:
     def _limits(self, pages):
         l = ffi.new("pe_limits *")
         l.max_tokens, l.max_seqs, l.max_wanted = self.max_tokens, self.max_seqs, self.max_wanted
+        l.kv_type = KV_TYPES[self.kv_type][0]
         l.n_ctx, l.n_ids, l.n_groups, l.max_pages = self.n_ctx, self.n_vocab, len(self.groups), -(-self.n_ctx // PAGE)
         for i, (n, g) in enumerate(zip(pages, self.groups)):
             l.n_pages[i], l.page_region[i] = n, self._first_group + i
@@ -308,7 +310,7 @@ class Program:
             yield f"{n:4d} {phase:4d}{'+' if i.tail else ' '} {i.op:<10} {i.count:<6} {operands}{kernel}" + (f"  {size:,} B" if size else "")
             phase += i.barrier
         for n, g in enumerate(self.groups):
-            yield (f"cache group {n}: {len(g.layers)} layers, window {g.window or 'none'}, {g.n_kv} KV heads of {g.dk}/{g.dv}, "
+            yield (f"cache group {n}: {len(g.layers)} layers, window {g.window or 'none'}, {g.n_kv} KV heads of {g.dk}/{g.dv} in {g.kv_type}, "
                    f"{g.page_bytes:,} B a page of {PAGE} positions")
         cache = sum(g.page_bytes for g in self.groups) * -(-self.n_ctx // PAGE)
         weights = sum(t.nbytes for t in self.gguf.tensors.values())

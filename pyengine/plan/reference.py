@@ -2,7 +2,7 @@
 
 The oracle of the compiled program: same file, same tokens, no fusion, no pages, no
 kernels. It keeps the three places where the definition itself rounds (docs/arithmetic.md):
-activations of quantized products, K and V as float16, embeddings as float32. Slow, and
+activations of quantized products, K and V (and q beside q8_0 K), embeddings as float32. Slow, and
 imported by tests only.
 """
 
@@ -11,20 +11,21 @@ from ..errors import UnsupportedError
 from .lower import FORMS
 
 
-def logits(graph, tokens, act_of):
+def logits(graph, tokens, act_of, kv_type="f16"):
     """float64 [len(tokens), n_vocab]: what the model says after each token, from position 0.
     act_of(type id) is the activation form (PE_ACT_*) of a weight type."""
-    run = Reference(graph, tokens, act_of)
+    run = Reference(graph, tokens, act_of, kv_type)
     for node in graph.nodes:
         run.values[node.id] = getattr(run, node.op)(node)
     return run.values[graph.output.id]
 
 
 class Reference:
-    def __init__(self, graph, tokens, act_of):
+    def __init__(self, graph, tokens, act_of, kv_type):
         import numpy
 
         self.np, self.graph, self.tokens, self.act_of = numpy, graph, list(tokens), act_of
+        self.kv_type = kv_type
         self.values, self.weights = {}, {}
 
     def of(self, node, i=0):
@@ -102,12 +103,26 @@ class Reference:
         h[..., a], h[..., b] = x0 * c - x1 * s, x1 * c + x0 * s
         return h.reshape(x.shape)
 
+    def in_blocks(self, x, d_type):
+        """x in blocks of 32 as int8 times d: q beside q8_0 keys with d as it is, keys and values with d as float16."""
+        np, b = self.np, x.reshape(-1, 32)
+        d = np.abs(b).max(axis=1, keepdims=True) / 127
+        q = np.rint(np.divide(b, d, out=np.zeros_like(b), where=d > 0))
+        return (q * d.astype(d_type).astype(np.float64)).reshape(x.shape)
+
+    def cached(self, x):
+        np = self.np
+        x = x.astype(np.float32)
+        return x.astype(np.float16).astype(np.float64) if self.kv_type == "f16" else self.in_blocks(x.astype(np.float64), np.float16)
+
     def attention(self, node):
         np, a = self.np, node.attrs
         n, g = len(self.tokens), a["n_head"] // a["n_kv"]
         q = self.of(node).reshape(n, a["n_kv"], g, a["dk"])
-        k = self.of(node, 1).astype(np.float32).astype(np.float16).astype(np.float64).reshape(n, a["n_kv"], a["dk"])
-        v = self.of(node, 2).astype(np.float32).astype(np.float16).astype(np.float64).reshape(n, a["n_kv"], a["dv"])
+        k = self.cached(self.of(node, 1)).reshape(n, a["n_kv"], a["dk"])
+        v = self.cached(self.of(node, 2)).reshape(n, a["n_kv"], a["dv"])
+        if self.kv_type == "q8_0":
+            q = self.in_blocks(q, np.float64)
         s = np.einsum("ihgd,jhd->hgij", q, k) * a["scale"]
         if a["softcap"]:
             s = a["softcap"] * np.tanh(s / a["softcap"])

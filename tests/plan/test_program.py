@@ -68,6 +68,25 @@ def test_quantized_program_equals_the_reference(tiny, runner, arch, weight_type)
     assert nmse(got, want) < 4 * r.program.hp.n_layer * 6.3e-5
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_q8_0_cache_equals_the_reference(tiny, runner, arch):
+    """As above: q, K and V of each layer are three more quantizations, here the only ones."""
+    r = runner(tiny(arch=arch, n_embd=128, n_head=4, n_head_kv=(2,), head_dim=32), kv_type="q8_0")
+    got = r.all(TOKENS)
+    want = reference.logits(r.program.graph, TOKENS, ACT_OF.__getitem__, "q8_0")
+    plain = reference.logits(r.program.graph, TOKENS, ACT_OF.__getitem__)
+    assert nmse(got, want) < 3 * r.program.hp.n_layer * 6.3e-5 and nmse(got, want) < nmse(got, plain)
+    g = r.program.groups[0]
+    assert g.page_bytes == len(g.layers) * 2 * (32 + 32) * 68
+    assert "in q8_0" in "\n".join(r.program.explain())
+
+
+def test_q8_0_cache_takes_whole_blocks(tiny):
+    with pytest.raises(errors.RequestError, match="multiples of 32.*heads of 16") as e:
+        plan.compile(tiny(arch="llama", n_embd=64, n_head=4, n_head_kv=(2,), head_dim=16), n_ctx=64, kv_type="q8_0")
+    assert e.value.param == "kv_type"
+
+
 @pytest.mark.parametrize("name", ["llama biases", "llama odd", "gemma3", "gemma3 head"])
 @pytest.mark.parametrize("isa", DISTINCT)
 def test_fusion_changes_no_bit(tiny, runner, name, isa):
