@@ -11,6 +11,10 @@
  * when all is well (a part is under 100 us), shorter than a time slice. */
 #define SPINS 3000
 
+/* Between two steps the caller samples and plans, 100 to 200 us: who slept through that
+ * would be woken in every step. */
+#define RUN_SPINS (4 * SPINS)
+
 typedef struct phase {
   _Atomic uint64_t next;       /* run number << 32 | next part */
   _Atomic uint32_t done;       /* parts finished; one more once the tail is */
@@ -110,7 +114,7 @@ static void *worker(void *v) {
       while (arg.thread >= atomic_load(&p->n_active) && !atomic_load(&p->quit)) pthread_cond_wait(&p->more, &p->lock);
       pthread_mutex_unlock(&p->lock);
     }
-    for (int i = 0; (run = atomic_load(&p->run)) == seen && i < SPINS && !atomic_load(&p->quit); i++) relax();
+    for (int i = 0; (run = atomic_load(&p->run)) == seen && i < RUN_SPINS && !atomic_load(&p->quit); i++) relax();
     if (run == seen) {
       pthread_mutex_lock(&p->lock);
       atomic_fetch_add(&p->sleepers, 1);
