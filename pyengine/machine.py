@@ -19,6 +19,24 @@ def default_threads(root="/", cpus=None) -> int:
     return max(1, cores if limit is None else min(cores, int(limit)))
 
 
+def cpu_name(root="/") -> str:
+    """What the system calls the processor; "unknown" where nothing does."""
+    text = _read(_join(root, "proc/cpuinfo"))
+    # ARM's cpuinfo has no name but numbers of maker and part
+    for keys in (("model name",), ("Processor",), ("CPU implementer", "CPU part"), ("cpu", "cpu model")):
+        found = [v.strip() for key in keys for k, _, v in (line.partition(":") for line in text.splitlines()) if k.strip() == key]
+        if found:
+            return " ".join(dict.fromkeys(found))[:80]
+    return "unknown"
+
+
+def cache_bytes(root="/") -> int:
+    """Size of the largest cache that a CPU of ours sees; 0 if unknown."""
+    cpus = allowed_cpus(root)
+    base = _join(root, f"sys/devices/system/cpu/cpu{cpus[0] if cpus else 0}/cache")
+    return max((_size(_read(_join(base, f"index{i}/size"))) for i in range(5)), default=0)
+
+
 def allowed_cpus(root="/") -> list:
     """The CPUs this process may run on."""
     if root == "/" and hasattr(os, "sched_getaffinity"):
@@ -193,6 +211,13 @@ def _int(text: str):
 
 def _number(path):
     return _int(_read(path).strip() or "-")
+
+
+def _size(text: str) -> int:
+    """"32K", "260M"."""
+    text = text.strip().upper()
+    n = _int(text.rstrip("KMG")) or 0
+    return n << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0) if n > 0 else 0
 
 
 def _stat(path) -> dict:

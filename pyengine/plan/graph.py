@@ -44,8 +44,8 @@ class Node:
 
 
 class Graph:
-    def __init__(self, gguf):
-        self.gguf = gguf
+    def __init__(self, gguf, whole=True):
+        self.gguf, self.whole = gguf, whole     # whole: every layer is built
         self.nodes = []
         self.output = None
         self.used = set()
@@ -166,7 +166,7 @@ class Graph:
 
     def check_all_used(self, ignorable=()):
         """Every tensor of the file is part of the graph, or on the architecture's list of ignorable endings."""
-        extra = [n for n in self.gguf.tensors if n not in self.used and not n.endswith(tuple(ignorable))]
+        extra = [n for n in self.gguf.tensors if self.whole and n not in self.used and not n.endswith(tuple(ignorable))]
         if extra:
             shown = ", ".join(f"'{n[:80]}'" for n in extra[:8]) + (f" and {len(extra) - 8} more" if len(extra) > 8 else "")
             raise GGUFError(f"{self.gguf.path}: {len(extra)} tensors that this architecture does not use: {shown}", key=extra[0])

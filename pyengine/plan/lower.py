@@ -45,11 +45,12 @@ class Kernels:
     few: int
     many: int
     act: int
+    why: str = "static order"
 
 
-def choose(type_id, type_name, all_rows, isa) -> Kernels:
-    """The rows for a weight type: the widest instruction set first, then the narrowest token range.
-    UnsupportedError lists the rows that were refused."""
+def choose(type_id, type_name, all_rows, isa, measured=None) -> Kernels:
+    """The rows for a weight type: those that were measured best on this machine (tune.Choice), else the widest
+    instruction set first, then the narrowest token range. UnsupportedError lists the rows that were refused."""
     mine = [r for r in all_rows if r.wtype == type_id]
     fit = sorted((r for r in mine if r.isa & isa == r.isa), key=lambda r: (-r.isa, r.n_max - r.n_min))
     if not fit:
@@ -65,16 +66,42 @@ def choose(type_id, type_name, all_rows, isa) -> Kernels:
         raise UnsupportedError(f"no kernel for weights of type {type_name} at {1 if one is None else 2 if few is None else 512} tokens; "
                                f"rows: {', '.join(f'{r.name} {r.n_min}..{r.n_max}' for r in fit)}")
     first_many = 2 if few is many else few.n_max + 1      # a gap before many.n_min is refused when the program is bound
-    return Kernels((one.index, few.index, many.index), (one.name, few.name, many.name), 2, first_many, one.act)
+    static = Kernels((one.index, few.index, many.index), (one.name, few.name, many.name), 2, first_many, one.act)
+    return static if measured is None else _measured(static, measured, fit)
+
+
+def _measured(static, choice, fit) -> Kernels:
+    """The choice if its rows may run in this program for the counts they are chosen for, else the static order,
+    with the reason: what was measured comes from a file."""
+    by_name = {r.name: r for r in fit}
+    rows = [by_name.get(name) for name in choice.rows]
+    for row, name, lo, hi in zip(rows, choice.rows, (1, choice.few, choice.many), (choice.few - 1, choice.many - 1, 1 << 30)):
+        refused = None
+        if row is None:
+            refused = f"{name[:80]!r} is no row for this type and instruction set"
+        elif row.act != static.act:
+            refused = f"{name} wants other activations"
+        elif not covers(row, lo, hi):
+            refused = f"{name} takes {row.n_min}..{row.n_max} tokens and is chosen for {lo}..{hi}"
+        if refused:
+            return dataclasses.replace(static, why=f"static order; tuned choice refused: {refused}")
+    return dataclasses.replace(static, rows=tuple(r.index for r in rows), names=tuple(choice.rows), few=choice.few, many=choice.many,
+                               why=choice.why)
+
+
+def covers(row, lo, hi) -> bool:
+    """Whether a row may stand for lo to hi tokens; more than n_max are handed over in pieces, of which the last
+    may be a single token. The same is checked when the program is bound."""
+    return row.n_min <= lo and (hi < lo or row.n_max >= hi or row.n_min <= 1)
 
 
 class Lowering:
-    def __init__(self, graph, rows, isa, n_ctx, kv_type):
-        self.graph, self.rows, self.isa, self.n_ctx, self.kv_type = graph, rows, isa, n_ctx, kv_type
+    def __init__(self, graph, rows, isa, n_ctx, kv_type, tuned=None):
+        self.graph, self.rows, self.isa, self.n_ctx, self.kv_type, self.tuned = graph, rows, isa, n_ctx, kv_type, tuned
         self.instrs, self.groups = [], []
         self.values = {}                # node id -> Value of kind f32
         self.forms = {}                 # (node id, form) -> Value
-        self.kernels = {}               # type id -> Kernels
+        self.kernels = {}               # (type id, k, rows) -> Kernels
         self.consts = {}
         self.uses = Counter(x.id for node in graph.nodes for x in node.inputs)
         if graph.output is not None:
@@ -93,10 +120,11 @@ class Lowering:
     # ---- helpers --------------------------------------------------------------------
 
     def kernels_for(self, weight):
-        t = weight.tensor
-        if t.type not in self.kernels:
-            self.kernels[t.type] = choose(t.type, t.type_name, self.rows, self.isa)
-        return self.kernels[t.type]
+        t, key = weight.tensor, (weight.tensor.type, weight.width, weight.rows)
+        if key not in self.kernels:
+            measured = self.tuned.choice(t.type_name, weight.width, weight.rows) if self.tuned else None
+            self.kernels[key] = choose(t.type, t.type_name, self.rows, self.isa, measured)
+        return self.kernels[key]
 
     def emit(self, op, node, args, n, f=None, kernels=None, label=None):
         self.instrs.append(Instr(op, node.rows, args, n, f, kernels, node.label if label is None else label))

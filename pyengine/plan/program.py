@@ -62,25 +62,28 @@ class Logits:
         return numpy.frombuffer(ffi.buffer(ffi.cast("char *", self.address(i)), 4 * self.n_vocab), numpy.float32).copy()
 
 
-def compile(gguf, *, n_ctx, max_seqs=4, max_tokens=512, max_wanted=32, kv_type="f16", isa=None, fuse=True) -> "Program":
+def compile(gguf, *, n_ctx, max_seqs=4, max_tokens=512, max_wanted=32, kv_type="f16", isa=None, fuse=True,
+            tuned=None, layers=None) -> "Program":
     """Plans `gguf` for at most n_ctx positions a sequence and max_tokens rows a step. GGUFError: the
-    file is not what its architecture needs; UnsupportedError: something we do not have."""
+    file is not what its architecture needs; UnsupportedError: something we do not have.
+
+    tuned: what tune.py remembers of this machine. layers: only the first so many, for measuring."""
     if kv_type not in KV_TYPES:
         raise RequestError(f"kv_type is {kv_type!r}, expected {' or '.join(map(repr, KV_TYPES))}", param="kv_type")
     module = module_for(gguf.arch)
     hp = module.hyper(gguf)
-    graph = Graph(gguf)
-    module.build(graph, hp)
-    return Program(gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa_mask(isa), fuse)
+    graph = Graph(gguf, whole=layers is None)
+    module.build(graph, hp if layers is None else dataclasses.replace(hp, n_layer=min(layers, hp.n_layer)))
+    return Program(gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa_mask(isa), fuse, tuned)
 
 
 class Program:
-    def __init__(self, gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa, fuse):
+    def __init__(self, gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa, fuse, tuned=None):
         self.gguf, self.arch, self.hp, self.graph, self.isa = gguf, gguf.arch, hp, graph, isa
         self.n_vocab, self.n_ctx = hp.n_vocab, n_ctx
         self.max_seqs, self.max_tokens, self.max_wanted = max_seqs, max_tokens, max_wanted
         self.kv_type = kv_type
-        lowering = Lowering(graph, rows(), isa, n_ctx, kv_type)
+        lowering = Lowering(graph, rows(), isa, n_ctx, kv_type, tuned)
         self.instrs, groups = lowering.run()
         self.output = lowering.of(graph.output)
         if fuse:
