@@ -15,7 +15,7 @@ import threading
 import warnings
 import weakref
 
-from . import machine
+from . import machine, tune as tuning
 from .errors import ContextError, MemoryBudgetError, RequestError, TemplateError
 from .gguf import GGUF
 
@@ -31,13 +31,14 @@ class Llama:
     n_ctx        positions per sequence; None or 0: what the model was trained for, cut with
                  a warning to what fits into memory. More than trained warns, more than memory raises.
     max_seqs     sequences that run at one time; more wait their turn
-    n_threads    None: the performance cores within affinity and CPU quota
-    n_threads_batch  threads for prompts and batches, steps of 8 rows and more; None: n_threads
+    n_threads    None: what was tuned, else the performance cores within affinity and CPU quota
+    n_threads_batch  threads for prompts and batches, steps of 8 rows and more; None: n_threads, or what was tuned
     n_batch      most tokens of one step
     kv_type      type of the KV cache, "f16" or "q8_0"
     mmap         False reads the weights into private memory: they cannot change under us
     mlock        keep the weights from being swapped out; a failure warns once
     verbose      say on stderr what was loaded and chosen
+    tune         use what `pyengine-cli tune` remembers of this machine
     fuse, isa, profile  plan without fusions; force a tier ("scalar", "avx2"); time every instruction
 
     No setting but kv_type changes any answer. Usable from several threads: their
@@ -45,21 +46,25 @@ class Llama:
     """
 
     def __init__(self, model_path, *, n_ctx=None, max_seqs=4, n_threads=None, n_threads_batch=None, n_batch=512, kv_type="f16", mmap=True,
-                 mlock=False, verbose=False, fuse=True, isa=None, profile=False):
+                 mlock=False, verbose=False, fuse=True, isa=None, profile=False, tune=True):
         self._close = None
         n_ctx = _whole("n_ctx", n_ctx, 0, 1 << 31, none=True) or None
         max_seqs = _whole("max_seqs", max_seqs, 1, 1024)
         n_batch = _whole("n_batch", n_batch, 1, 1 << 16)
-        self.n_threads = _whole("n_threads", n_threads, 1, 1024, none=True) or machine.default_threads()
-        self.n_threads_batch = _whole("n_threads_batch", n_threads_batch, 1, 1024, none=True) or self.n_threads
+        n_threads = _whole("n_threads", n_threads, 1, 1024, none=True)
+        n_threads_batch = _whole("n_threads_batch", n_threads_batch, 1, 1024, none=True)
         self.verbose = bool(verbose)
         self.model_path = find(model_path)
         self._gguf = GGUF(self.model_path, mmap=mmap)
         try:
             _read_ahead(self._gguf.files)
+            self.tuned = tuning.load(isa) if tune else tuning.Tuned(reason="switched off by tune=False")
+            decode, prompt = self.tuned.threads(self._gguf) or (machine.default_threads(),) * 2
+            self.n_threads = n_threads or decode
+            self.n_threads_batch = n_threads_batch or n_threads or prompt
             n_pages = self._compile(n_ctx, max_seqs, dict(
                 max_seqs=max_seqs, max_tokens=n_batch, max_wanted=max(32, max_seqs), kv_type=kv_type,
-                isa=isa, fuse=fuse))
+                isa=isa, fuse=fuse, tuned=self.tuned))
             from .engine import Engine
             from .stream import EngineThread
 

@@ -24,6 +24,7 @@ NEVER = 1 << 20              # a first count that no step reaches
 COUNTS = (1, 128, 4, 16, 8, 2, 32, 6, 12, 3)
 N_CTX = 128                  # so short that attention is next to nothing
 MARGIN = 0.03                # a gain below this is noise: the static order stays
+THREAD_MARGIN = 0.10         # fewer threads also look better while a neighbour computes; ask for more
 ROUNDS = (3, 15)             # fewest and most of one count
 
 
@@ -439,10 +440,11 @@ def _thread_figures(gguf, layers, isa, chosen, usual, end, tick) -> dict:
 
 
 def best_threads(figures: dict, usual: int) -> int:
-    """The fewest threads within MARGIN of the fastest, the usual count if it is among these."""
+    """The usual count unless another is faster by more than THREAD_MARGIN; then the fewest within MARGIN of the fastest."""
     fastest = min(figures.values())
-    near = [t for t, s in sorted(figures.items()) if s <= fastest * (1 + MARGIN)]
-    return usual if usual in near else near[0]
+    if usual in figures and figures[usual] <= fastest * (1 + THREAD_MARGIN):
+        return usual
+    return next(t for t, s in sorted(figures.items()) if s <= fastest * (1 + MARGIN))
 
 
 def _median(samples):

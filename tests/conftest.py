@@ -9,6 +9,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
+os.environ["PYENGINE_TUNE"] = "0"   # what a developer tuned on this machine is no part of a test
+
 MODELS = {"smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m": "gemma-3-270m.Q4_K_M.gguf"}
 
 

@@ -32,8 +32,9 @@ ALLOWED = {
     "plan": {"native", "quants", "arch"},
     "engine": {"native", "cache", "schedule", "plan", "sampling", "gguf"},
     "stream": {"engine", "tokenizer", "chat", "sampling"},
-    "llama": {"engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
-    "cli": {"llama", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
+    "tune": {"native", "plan", "catalog", "machine", "__init__"},
+    "llama": {"tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
+    "cli": {"llama", "tune", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }
 HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub")
 

@@ -24,6 +24,7 @@ def add_model(p: argparse.ArgumentParser) -> None:
     g.add_argument("-ctv", "--cache-type-v", metavar="TYPE", help="must be the same (default: that of K)")
     g.add_argument("--no-mmap", action="store_true", help="read the weights into private memory")
     g.add_argument("--mlock", action="store_true", help="keep the weights from being swapped out")
+    g.add_argument("--no-tune", action="store_true", help="ignore what `tune` remembers of this machine")
     g.add_argument("--profile", action="store_true", help="time every instruction; printed at the end")
     g.add_argument("-v", "--verbose", action="store_true", help="say what was loaded and chosen")
     g.add_argument("-q", "--quiet", action="store_true", help="nothing on stderr but errors")
@@ -66,7 +67,8 @@ def load(args):
         raise SystemExit(f"-ctk is {args.cache_type_k} and -ctv is {args.cache_type_v}: expected one kv_type for both")
     return Llama(path, n_ctx=args.ctx_size, n_threads=None if args.threads < 0 else args.threads,
                  n_threads_batch=None if args.threads_batch < 0 else args.threads_batch, n_batch=args.batch_size,
-                 kv_type=args.cache_type_k, mmap=not args.no_mmap, mlock=args.mlock, verbose=args.verbose, profile=args.profile)
+                 kv_type=args.cache_type_k, mmap=not args.no_mmap, mlock=args.mlock, verbose=args.verbose, profile=args.profile,
+                 tune=not args.no_tune)
 
 
 def default_model() -> str:
