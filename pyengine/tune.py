@@ -396,8 +396,8 @@ def pick(rows, static, ratios, covers) -> Choice:
 
     firsts = sorted({*counts[1:], *(x for x in (static.few, static.many) if x > 1)})
     found = (math.inf, None)
-    for few in [*firsts, NEVER]:
-        for many in [f for f in firsts if f > few] + [NEVER] if few < NEVER else [NEVER]:
+    for few in [NEVER, *firsts]:
+        for many in [NEVER, *(f for f in firsts if f > few)]:
             parts = [best([n for n in counts if lo <= n <= hi], lo, hi)
                      for lo, hi in ((1, few - 1), (few, many - 1), (many, 1 << 30)) if lo < NEVER]
             while len(parts) < 3:    # a slot that no step reaches takes a row that is legal there
