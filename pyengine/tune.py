@@ -288,7 +288,11 @@ def measure(gguf, *, isa=None, seconds=17.0, n_threads=None, progress=None):
 
     end = time.monotonic() + seconds
     n_threads = n_threads or machine.default_threads()
-    say = progress or (lambda share, what: None)
+    tell = progress or (lambda share, what: None)
+
+    def say(share, what):
+        tell(min(max(share, 0.0), 1.0), what)
+
     mask = isa_mask(isa)
     layers, static = _layers(gguf, isa)
     say(0.0, "reading the weights")
