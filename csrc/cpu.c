@@ -8,7 +8,17 @@
 
 static uint32_t isa_bits;
 static char cpu_name[64];
+static char lacks[8][160];  /* by bit */
 static pthread_once_t detected = PTHREAD_ONCE_INIT;
+
+/* Notes what a bit needs, unless it is there. */
+static inline void need(int bit, int there, const char *what) {
+  char *text = lacks[bit];
+  size_t used = strlen(text), n = strlen(what);
+  if (there || used + n + 3 > sizeof lacks[bit]) return;
+  if (used) memcpy(text + used, ", ", 2), used += 2;
+  memcpy(text + used, what, n + 1);
+}
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <cpuid.h>
@@ -46,23 +56,35 @@ static void detect_name(void) {
 }
 
 static void detect_isa(void) {
-  uint32_t a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return;
-  int osxsave = c >> 27 & 1, avx = c >> 28 & 1, fma = c >> 12 & 1, f16c = c >> 29 & 1;
-  if (!osxsave || !avx) return;
-  uint64_t xcr0 = read_xcr0();
-  if ((xcr0 & XCR0_AVX) != XCR0_AVX) return;
-  uint32_t a7, b7, c7, d7, a71 = 0;
-  if (!__get_cpuid_count(7, 0, &a7, &b7, &c7, &d7)) return;
-  if (a7 >= 1) __cpuid_count(7, 1, a71, b, c, d);
-  if (!(b7 >> 5 & 1) || !fma || !f16c) return;
-  isa_bits |= PE_ISA_AVX2;
-  if (a71 >> 4 & 1) isa_bits |= PE_ISA_AVXVNNI;
-  int f = b7 >> 16 & 1, dq = b7 >> 17 & 1, bw = b7 >> 30 & 1, vl = b7 >> 31 & 1, vnni = c7 >> 11 & 1;
-  if (f && dq && bw && vl && vnni && (xcr0 & XCR0_AVX512) == XCR0_AVX512) isa_bits |= PE_ISA_AVX512;
-  int tile = d7 >> 24 & 1, tile_int8 = d7 >> 25 & 1;
-  if (tile && tile_int8 && (xcr0 & XCR0_AMX) == XCR0_AMX && amx_granted()) isa_bits |= PE_ISA_AMX;
+  enum { AVX2 = 0, AVXVNNI = 1, AVX512 = 2, AMX = 3 };  /* bit numbers of PE_ISA_* */
+  uint32_t a = 0, b, c = 0, d, a7 = 0, b7 = 0, c7 = 0, d7 = 0, a71 = 0;
+  __get_cpuid(1, &a, &b, &c, &d);
+  int osxsave = c >> 27 & 1;
+  uint64_t xcr0 = osxsave ? read_xcr0() : 0;
+  if (__get_cpuid_count(7, 0, &a7, &b7, &c7, &d7) && a7 >= 1) __cpuid_count(7, 1, a71, b, a, d);
+  need(AVX2, c >> 28 & 1, "AVX");
+  need(AVX2, c >> 12 & 1, "FMA");
+  need(AVX2, c >> 29 & 1, "F16C");
+  need(AVX2, b7 >> 5 & 1, "AVX2");
+  need(AVX2, (xcr0 & XCR0_AVX) == XCR0_AVX, "a system that saves the 256-bit registers");
+  need(AVXVNNI, !lacks[AVX2][0], "the avx2 tier");
+  need(AVXVNNI, a71 >> 4 & 1, "AVX-VNNI");
+  need(AVX512, !lacks[AVX2][0], "the avx2 tier");
+  need(AVX512, b7 >> 16 & 1, "AVX512F");
+  need(AVX512, b7 >> 17 & 1, "AVX512DQ");
+  need(AVX512, b7 >> 30 & 1, "AVX512BW");
+  need(AVX512, b7 >> 31 & 1, "AVX512VL");
+  need(AVX512, c7 >> 11 & 1, "AVX512_VNNI");
+  need(AVX512, (xcr0 & XCR0_AVX512) == XCR0_AVX512, "a system that saves the 512-bit registers");
+  need(AMX, !lacks[AVX2][0], "the avx2 tier");
+  need(AMX, d7 >> 24 & 1, "AMX-TILE");
+  need(AMX, d7 >> 25 & 1, "AMX-INT8");
+  need(AMX, (xcr0 & XCR0_AMX) == XCR0_AMX && amx_granted(), "a system that grants tile registers");
+  for (int bit = AVX2; bit <= AMX; bit++)
+    if (!lacks[bit][0]) isa_bits |= 1u << bit;
 }
+
+_Static_assert(PE_ISA_AVX2 == 1 && PE_ISA_AVXVNNI == 2 && PE_ISA_AVX512 == 4 && PE_ISA_AMX == 8, "the bit numbers above");
 
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -71,6 +93,9 @@ static void detect_name(void) {}
 
 static void detect_isa(void) {  /* HWCAP_ASIMD, HWCAP_ASIMDDP; HWCAP2_I8MM */
   unsigned long cap = getauxval(AT_HWCAP), cap2 = getauxval(AT_HWCAP2);
+  need(4, cap >> 1 & 1, "NEON");
+  need(5, cap >> 20 & 1, "the dot product instructions");
+  need(6, cap2 >> 13 & 1, "the int8 matrix instructions");
   if (!(cap >> 1 & 1)) return;
   isa_bits |= PE_ISA_NEON;
   if (cap >> 20 & 1) isa_bits |= PE_ISA_DOTPROD;
@@ -93,6 +118,8 @@ static void detect_name(void) {
 
 static void detect_isa(void) {
   isa_bits |= PE_ISA_NEON;  /* every arm64 Mac */
+  need(5, has("hw.optional.arm.FEAT_DotProd"), "the dot product instructions");
+  need(6, has("hw.optional.arm.FEAT_I8MM"), "the int8 matrix instructions");
   if (has("hw.optional.arm.FEAT_DotProd")) isa_bits |= PE_ISA_DOTPROD;
   if (has("hw.optional.arm.FEAT_I8MM")) isa_bits |= PE_ISA_I8MM;
 }
@@ -119,4 +146,11 @@ uint32_t pe_cpu_isa(void) {
 const char *pe_cpu_name(void) {
   pthread_once(&detected, detect);
   return cpu_name;
+}
+
+const char *pe_cpu_lacks(uint32_t isa) {
+  pthread_once(&detected, detect);
+  for (int bit = 0; bit < 8; bit++)
+    if (isa == 1u << bit) return lacks[bit];
+  return "";
 }

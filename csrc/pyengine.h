@@ -30,6 +30,7 @@
 #define PE_ISA_I8MM 64
 uint32_t pe_cpu_isa(void);             /* bits this CPU and OS support */
 const char *pe_cpu_name(void);         /* brand string, "" if unknown */
+const char *pe_cpu_lacks(uint32_t isa);  /* what one bit needs and is not there, in words; "" if it is usable or unknown here */
 
 /* ---- types.c: ggml tensor types ------------------------------------------- */
 typedef struct pe_type {
@@ -347,6 +348,7 @@ void pe_prog_profile(pe_prog *, int64_t *ns);    /* NULL or [n_insns]: time of e
 /* ---- bench.c: the yardsticks of bench/kernels.py ------------------------------------- */
 /* bench-section */
 uint64_t pe_read_loop(const void *p, int64_t n);   /* reads n bytes in order; the result only keeps the loop alive */
+uint64_t pe_read_streams(const void *p, int64_t n, int32_t streams);   /* nearly n bytes, as streams far apart */
 int64_t pe_mac_loop(int64_t rounds);               /* int8 multiply-adds done, needs AVX2; 0: no such loop on this machine */
 int64_t pe_mac_loop_avxvnni(int64_t rounds);       /* the same by vpdpbusd of 256 bits, needs AVX-VNNI */
 int64_t pe_mac_loop_avx512(int64_t rounds);        /* of 512 bits, needs AVX-512 VNNI */

@@ -70,6 +70,62 @@ def performance_cores(root="/", cpus=None) -> list:
     return cores
 
 
+def cores(root="/") -> dict:
+    """What `doctor` says of the cores: CPUs and physical cores of the system, those we may use, performance and
+    efficiency cores among these, hardware threads of a core."""
+    allowed, base = allowed_cpus(root), _join(root, "sys/devices/system/cpu")
+    system = cpu_list(_read(_join(base, "online"))) or allowed
+    siblings = [frozenset(cpu_list(_read(_join(base, f"cpu{c}/topology/thread_siblings_list"))) or [c]) for c in system]
+    fast = performance_cores(root)
+    of_fast = {s for c, s in zip(system, siblings) if c in fast}
+    slow = {s for c, s in zip(system, siblings) if c in allowed and s not in of_fast}
+    return {"cpus": len(system), "physical": len(set(siblings)), "allowed": allowed, "performance": fast,
+            "efficiency": len(slow), "threads_per_core": max((len(s) for s in siblings), default=1)}
+
+
+def frequency(root="/") -> "dict | None":
+    """Governors and the range in MHz over our CPUs, where the system shows them."""
+    governors, low, high = set(), [], []
+    for c in allowed_cpus(root):
+        base = _join(root, f"sys/devices/system/cpu/cpu{c}/cpufreq")
+        governor = _read(_join(base, "scaling_governor")).strip()
+        if governor:
+            governors.add(governor[:40])
+        a, b = (_number(_join(base, f"cpuinfo_{end}_freq")) for end in ("min", "max"))
+        if a and b:
+            low.append(a // 1000)
+            high.append(b // 1000)
+    if not governors and not high:
+        return None
+    return {"governors": sorted(governors), "min_mhz": min(low, default=None), "max_mhz": max(high, default=None)}
+
+
+def huge_pages(root="/") -> "str | None":
+    """Mode of transparent huge pages: always, madvise or never; None where the system has none."""
+    text = _read(_join(root, "sys/kernel/mm/transparent_hugepage/enabled"))
+    return text.partition("[")[2].partition("]")[0][:20] or None
+
+
+def memory_total(root="/") -> "int | None":
+    """Bytes of memory in the machine."""
+    for line in _read(_join(root, "proc/meminfo")).splitlines():
+        if line.startswith("MemTotal:"):
+            kib = _int(line.split()[1])
+            return None if kib is None else kib * 1024
+    return None
+
+
+def memory_limit(root="/") -> "int | None":
+    """Bytes that the tightest of the cgroups around us allows; None: no limit."""
+    found = []
+    for version, folder in _groups(root, "memory"):
+        for name in ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",):
+            n = _number(_join(folder, name))
+            if n is not None and n < 1 << 60:
+                found.append(n)
+    return min(found) if found else None
+
+
 def quota(root="/"):
     """CPUs' worth of time per period that every enclosing cgroup allows; None if unlimited."""
     limits = []

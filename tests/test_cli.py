@@ -166,11 +166,6 @@ def test_profile(run, base):
     assert len(rows) > 10 and 95 < sum(float(r[3].rstrip("%")) for r in rows) < 105
 
 
-def test_doctor(run, monkeypatch):
-    code, out, _ = run("doctor")
-    assert code == 0 and "threads" in out and "scalar" in out and "memory" in out
-    monkeypatch.setenv("PYENGINE_ISA", "scalar")
-    assert "PYENGINE_ISA" in run("doctor")[1]
 
 
 def test_chat_turns(run, talker, monkeypatch):

@@ -33,8 +33,9 @@ ALLOWED = {
     "engine": {"native", "cache", "schedule", "plan", "sampling", "gguf"},
     "stream": {"engine", "tokenizer", "chat", "sampling"},
     "tune": {"native", "plan", "catalog", "machine", "__init__"},
+    "yardstick": {"native", "machine"},
     "llama": {"tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
-    "cli": {"llama", "tune", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
+    "cli": {"llama", "tune", "yardstick", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }
 HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub")
 

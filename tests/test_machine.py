@@ -161,3 +161,66 @@ def test_this_machine():
 @pytest.mark.parametrize("text, cpus", [("0-3,8", [0, 1, 2, 3, 8]), ("", []), ("5", [5]), ("x,2-", [])])
 def test_cpu_list(text, cpus):
     assert machine.cpu_list(text) == cpus
+
+
+# ---- what doctor shows ------------------------------------------------------------------------
+
+
+def test_cores(tree):
+    tree.cpus(8, threads_per_core=2, allowed="0-3,6").write("/sys/devices/system/cpu/online", "0-7")
+    assert machine.cores(tree.root) == {"cpus": 8, "physical": 4, "allowed": [0, 1, 2, 3, 6], "performance": [0, 2, 6],
+                                        "efficiency": 0, "threads_per_core": 2}
+
+
+def test_cores_of_a_hybrid(tree):
+    tree.cpus(4, threads_per_core=2)
+    for c in range(4, 10):
+        tree.write(f"/sys/devices/system/cpu/cpu{c}/topology/thread_siblings_list", f"{c}")
+    tree.write("/proc/self/status", "Cpus_allowed_list:\t0-9").write("/sys/devices/system/cpu/online", "0-9")
+    tree.write("/sys/devices/cpu_core/cpus", "0-3").write("/sys/devices/cpu_atom/cpus", "4-9")
+    found = machine.cores(tree.root)
+    assert (found["physical"], found["performance"], found["efficiency"]) == (8, [0, 2], 6)
+
+
+def test_frequency(tree):
+    tree.cpus(2)
+    assert machine.frequency(tree.root) is None
+    for c, (governor, low, high) in enumerate((("powersave", 400000, 3000000), ("performance", 800000, 5100000))):
+        base = f"/sys/devices/system/cpu/cpu{c}/cpufreq"
+        tree.write(f"{base}/scaling_governor", governor).write(f"{base}/cpuinfo_min_freq", str(low)).write(f"{base}/cpuinfo_max_freq", str(high))
+    assert machine.frequency(tree.root) == {"governors": ["performance", "powersave"], "min_mhz": 400, "max_mhz": 5100}
+
+
+@pytest.mark.parametrize("text, mode", [("always [madvise] never", "madvise"), ("[always] madvise never", "always"), ("odd", None), (None, None)])
+def test_huge_pages(tree, text, mode):
+    if text:
+        tree.write("/sys/kernel/mm/transparent_hugepage/enabled", text)
+    assert machine.huge_pages(tree.root) == mode
+
+
+def test_memory_total_and_limit(tree):
+    assert machine.memory_total(tree.root) is None and machine.memory_limit(tree.root) is None
+    tree.v2("/a").write("/proc/meminfo", "MemTotal:  8000000 kB\nMemAvailable: 1 kB")
+    tree.write("/sys/fs/cgroup/a/memory.max", "1000000000").write("/sys/fs/cgroup/memory.max", "max").write("/sys/fs/cgroup/a/memory.high", "900000000")
+    assert machine.memory_total(tree.root) == 8000000 * 1024
+    assert machine.memory_limit(tree.root) == 900000000
+
+
+def test_cache_bytes(tree):
+    tree.cpus(4, allowed="2-3")
+    assert machine.cache_bytes(tree.root) == 0
+    for i, text in enumerate(("48K", "32K", "2048K", "36M")):
+        tree.write(f"/sys/devices/system/cpu/cpu2/cache/index{i}/size", text)
+    assert machine.cache_bytes(tree.root) == 36 << 20
+    tree.write("/sys/devices/system/cpu/cpu2/cache/index3/size", "nonsense")
+    assert machine.cache_bytes(tree.root) == 2 << 20
+
+
+@pytest.mark.parametrize("text, name", [
+    ("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Some CPU @ 2 GHz", "Some CPU @ 2 GHz"),
+    ("CPU implementer\t: 0x41\nCPU part\t: 0xd0b\nCPU implementer\t: 0x41\nCPU part\t: 0xd05", "0x41 0xd0b 0xd05"),
+    ("", "unknown"),
+])
+def test_cpu_name(tree, text, name):
+    tree.write("/proc/cpuinfo", text)
+    assert machine.cpu_name(tree.root) == name

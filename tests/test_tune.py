@@ -264,3 +264,30 @@ def test_measured_on_this_machine(mixed, cache):
         assert model.tuned.shapes == tune.load().shapes and model.n_threads == max(tuned.models[key])
     with Llama(mixed, n_ctx=64, tune=False, n_threads=1) as model:
         assert not model.tuned.shapes and model.n_threads == 1
+
+
+# ---- the command line -----------------------------------------------------------------------------
+
+def test_commands(mixed, cache, capsys, monkeypatch):
+    """tune writes and prints; explain says what was chosen and why; --no-tune and the switch ignore it; --forget removes it."""
+    from pyengine import cli
+
+    def run(*argv):
+        code = cli.main([str(a) for a in argv])
+        return code, capsys.readouterr().out
+
+    assert "tune: nothing has been tuned" in run("explain", mixed)[1]
+    code, out = run("tune", mixed, "--seconds", 1, "--dry-run")
+    assert code == 0 and "not remembered" in out and not tune.folder().exists()
+    code, out = run("tune", mixed, "--seconds", 1)
+    assert code == 0 and "Q6_K 256 x 128" in out and "threads for generation" in out and "remembered in" in out
+    out = run("explain", mixed)[1]
+    assert "kernels of Q6_K 256 x 128: " in out and ": tuned 2" in out and str(tune.folder()) in out
+    for off in (run("explain", mixed, "--no-tune")[1], (monkeypatch.setenv("PYENGINE_TUNE", "0"), run("explain", mixed)[1])[1]):
+        assert "switched off" in off and ": static order" in off and "tuned 2" not in off
+    monkeypatch.setenv("PYENGINE_TUNE", "1")
+    next(tune.folder().iterdir()).write_text("{}")
+    assert "tune file ignored: version None" in run("explain", mixed)[1] and "tune file ignored" in run("doctor", "--quick")[1]
+    assert run("run", "-m", mixed, "-p", "ab", "-n", 2, "-q")[0] == 0       # ignored, not fatal
+    assert run("tune", "--forget")[0] == 0 and not list(tune.folder().iterdir())
+    assert run("tune", mixed, "--seconds", 0)[0] == 1

@@ -27,7 +27,7 @@ def main(argv) -> int:
             print("| model | size | params | backend | threads | test | t/s |\n| --- | ---: | ---: | --- | ---: | --- | ---: |")
         rows = []
         for name, n_prompt, n_gen in [(f"pp{n}", n, 0) for n in prompts] + [(f"tg{n}", 1, n) for n in gens]:
-            rates = [_rate(model, n_prompt, n_gen, seed) for seed in range(args.repetitions + 1)][1:]    # the first warms up
+            rates = [rate(model, n_prompt, n_gen, seed) for seed in range(args.repetitions + 1)][1:]    # the first warms up
             mean = sum(rates) / len(rates)
             spread = (sum((r - mean) ** 2 for r in rates) / max(1, len(rates) - 1)) ** 0.5
             rows.append(dict(facts, test=name, tokens_per_second=mean, stddev=spread, samples=rates))
@@ -43,7 +43,7 @@ def main(argv) -> int:
     return 0
 
 
-def _rate(model, n_prompt: int, n_gen: int, seed: int) -> float:
+def rate(model, n_prompt: int, n_gen: int, seed: int) -> float:
     """Tokens per second of one run over made-up tokens."""
     state, prompt = 12345 + seed, []
     for _ in range(n_prompt):
