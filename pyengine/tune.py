@@ -267,12 +267,16 @@ class _Bench:
         return wall, out
 
 
+def matrices(instr) -> list:
+    """Weights that an instruction multiplies with; where there are two, their types and shapes are equal."""
+    from .plan.graph import Weight
+
+    return [v for v in instr.args.values() if isinstance(v, Weight) and v.role == "matrix"] if instr.kernels else []
+
+
 def shape_of(instr):
     """(type name, k, rows) of an instruction's matrix, or None."""
-    if not instr.kernels:
-        return None
-    w = instr.args["weight"]
-    return w.tensor.type_name, w.width, w.rows
+    return next(((w.tensor.type_name, w.width, w.rows) for w in matrices(instr)), None)
 
 
 def measure(gguf, *, isa=None, seconds=17.0, n_threads=None, progress=None):
@@ -327,11 +331,12 @@ def _layers(gguf, isa):
         shape = shape_of(i)
         if shape is None:
             continue
-        found = re.match(r"blk\.(\d+)\.", i.args["weight"].name)
+        weights = matrices(i)
+        found = re.match(r"blk\.(\d+)\.", weights[0].name)
         layer = int(found[1]) if found else 0
-        bytes_of[layer] = bytes_of.get(layer, 0) + i.args["weight"].tensor.nbytes
+        bytes_of[layer] = bytes_of.get(layer, 0) + sum(w.tensor.nbytes for w in weights)
         if shape not in static:
-            static[shape], need = (i.args["weight"].tensor.type, i.kernels), max(need, layer + 1)
+            static[shape], need = (weights[0].tensor.type, i.kernels), max(need, layer + 1)
     enough = max(1 << 29, 2 * machine.cache_bytes())
     while need < program.hp.n_layer and sum(bytes_of.get(layer, 0) for layer in range(need)) < enough:
         need += 1

@@ -143,7 +143,7 @@ def limits(name: str, args, report: dict, say) -> dict:
     from ..gguf import GGUF
     from ..llama import find
     from ..native import isa_mask
-    from .. import plan
+    from .. import plan, tune
 
     say("planning the model")
     path = find(name)
@@ -151,7 +151,7 @@ def limits(name: str, args, report: dict, say) -> dict:
         program = plan.compile(gguf, n_ctx=64, max_tokens=64)
         size = macs = head = 0
         for i in program.instrs:
-            for w in matrices(i):
+            for w in tune.matrices(i):
                 size += w.tensor.nbytes
                 if i.count == "wanted":
                     head += w.width * w.rows
@@ -177,13 +177,6 @@ def limits(name: str, args, report: dict, say) -> dict:
             out["linear_share"] = out["generation"] * size / linear
             out["prompt_share"] = out["prompt"] / out["prompt_limit"] if peaks else None
     return out
-
-
-def matrices(instr) -> list:
-    """Weights of an instruction that a token multiplies with."""
-    from ..plan.graph import Weight
-
-    return [v for v in instr.args.values() if isinstance(v, Weight) and v.role == "matrix"] if instr.kernels else []
 
 
 def reached(path, args, say) -> dict:

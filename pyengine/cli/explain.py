@@ -36,6 +36,8 @@ def main(argv) -> int:
 
 def kernels(program, tuned):
     """For each matrix shape the rows that were chosen, and why."""
+    from .. import tune
+
     if tuned.reason:
         yield f"tune: {tuned.reason}"
     else:
@@ -44,7 +46,6 @@ def kernels(program, tuned):
     seen = {}
     for i in program.instrs:
         if i.kernels:
-            w = i.args["weight"]
-            seen.setdefault((w.tensor.type_name, w.width, w.rows), i.kernels)
+            seen.setdefault(tune.shape_of(i), i.kernels)
     for (kind, k, rows), c in sorted(seen.items()):
         yield f"kernels of {kind} {k} x {rows}: {' | '.join(c.names)}, few from {c.few}, many from {c.many}: {c.why}"
