@@ -16,6 +16,8 @@ RUN_SECONDS = 0.02           # of one run of the multiply-add loops
 # Name, function of bench.c (rounds -> int8 multiply-adds done), instruction sets it needs.
 PEAKS = (
     ("vpmaddubsw, 256 bit", "pe_mac_loop", lib.PE_ISA_AVX2),
+    ("vpdpbusd, 256 bit", "pe_mac_loop_avxvnni", lib.PE_ISA_AVX2 | lib.PE_ISA_AVXVNNI),
+    ("vpdpbusd, 512 bit", "pe_mac_loop_avx512", lib.PE_ISA_AVX2 | lib.PE_ISA_AVX512),
 )
 
 

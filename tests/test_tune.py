@@ -261,7 +261,7 @@ def test_measured_on_this_machine(mixed, cache):
         assert kernels.names == tuned.shapes[shape].rows and "refused" not in kernels.why
     tune.save(tuned)
     with Llama(mixed, n_ctx=64) as model:
-        assert model.tuned.shapes == tune.load().shapes and model.n_threads == max(tuned.models[key])
+        assert model.tuned.shapes == tune.load().shapes and (model.n_threads, model.n_threads_batch) == tuned.models[key]
     with Llama(mixed, n_ctx=64, tune=False, n_threads=1) as model:
         assert not model.tuned.shapes and model.n_threads == 1
 
