@@ -14,7 +14,7 @@ import re
 import time
 
 from . import catalog, machine
-from .errors import PyengineError, RequestError
+from .errors import RequestError
 
 VERSION = 1
 MAX_BYTES = 1 << 20          # of the file; 60 shapes are about 20 KB
