@@ -184,7 +184,8 @@ int pe_pool_new(pe_pool **out, int32_t n_threads) {
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->wake, NULL);
   pthread_cond_init(&p->more, NULL);
-  p->n_threads = p->n_active = 1;
+  p->n_threads = 1;
+  atomic_init(&p->n_active, 1);
   for (int32_t i = 1; i < n_threads; i++) {
     worker_arg *arg = malloc(sizeof *arg);
     if (arg) *arg = (worker_arg){p, i};
