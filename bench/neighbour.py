@@ -17,25 +17,51 @@ themselves.
 import argparse
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
 import time
 
-import compare
-
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ENGINES = ("pyengine", "xllamacpp")
+N_CTX = 1024
 PLACES = ("alone", "bound", "free")
 LOOP = "import os, sys\nif sys.argv[1] != 'free': os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass\n"
 
 
+def load_pyengine(path, threads):
+    from pyengine import Llama
+
+    model = Llama(path, n_ctx=N_CTX, max_seqs=1, n_threads=threads)
+    return lambda prompt, n: model.generate(prompt, max_tokens=n, temperature=0, ignore_eos=True).usage["completion_tokens"]
+
+
+def load_xllamacpp(path, threads):
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel = path, N_CTX, 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.warmup = params.fit_params = params.cache_prompt = False
+    params.verbosity = -1
+    server = xllamacpp.Server(params)
+
+    def complete(prompt, n):
+        body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "cache_prompt": False, "ignore_eos": True}
+        return server.handle_completions(body)["usage"]["completion_tokens"]
+
+    return complete
+
+
 def worker(engine, path, threads):
     """In the measured process: a number of tokens per line of input, seconds per line of output."""
-    complete = {"pyengine": compare.load_pyengine, "xllamacpp": compare.load_xllamacpp}[engine](path, threads)
+    complete = {"pyengine": load_pyengine, "xllamacpp": load_xllamacpp}[engine](path, threads)
     print("ready", flush=True)
     for line in sys.stdin:
         n = int(line)
         start = time.perf_counter()
-        made = complete(compare.ids(1, 2), n)
+        made = complete([1000], n)
         seconds = time.perf_counter() - start
         if made != n:
             raise SystemExit(f"{engine} made {made} tokens, expected {n}")
@@ -45,7 +71,7 @@ def worker(engine, path, threads):
 class Engine:
     def __init__(self, name, path, threads):
         self.name = name
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(compare.ROOT), os.environ.get("PYTHONPATH"))))}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
         self.process = subprocess.Popen([sys.executable, __file__, "--worker", name, path, str(threads)], env=env, text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self.answer()
@@ -72,7 +98,7 @@ def beside(place, cores):
 
 def measure(path, threads, rounds, n, cores, say):
     """{engine: {place: [tokens per second]}}"""
-    engines = [Engine(name, path, threads) for name in compare.ENGINES]
+    engines = [Engine(name, path, threads) for name in ENGINES]
     rates = {e.name: {place: [] for place in PLACES} for e in engines}
     try:
         for e in engines:
@@ -105,7 +131,7 @@ def table(rates, threads):
             kept = rate / places["alone"]
             yield f"{engine:<10} {place:<9} {rate:>9.1f} {kept:>6.2f} {'' if place == 'alone' else format(kept / fair, '.2f'):>18}"
     for place in PLACES[1:]:
-        ours, theirs = (median[e][place] / median[e]["alone"] for e in compare.ENGINES)
+        ours, theirs = (median[e][place] / median[e]["alone"] for e in ENGINES)
         yield f"neighbour {place}: pyengine keeps {ours / theirs:.2f}x of what llama.cpp keeps"
 
 
@@ -119,7 +145,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--json", metavar="FILE", help="every sample")
     args = parser.parse_args()
-    sys.path.insert(0, str(compare.ROOT))
+    sys.path.insert(0, str(ROOT))
     from pyengine.llama import find
 
     cores = sorted(os.sched_getaffinity(0))

@@ -5,16 +5,20 @@
 
 #include "kernel.h"
 
-/* A plain linear read loop; four sums, so that the adds do not bound it. */
+/* A plain linear read loop: two vectors of 32 bytes a line, so that it is bound by the
+ * memory and not by its own instructions. (A loop over eight 64-bit words was compiled
+ * through the stack by gcc 12 and read 8.5 GB/s where this one reads 13.7.) */
+typedef uint64_t word4 __attribute__((vector_size(32), aligned(8)));
+
 uint64_t pe_read_loop(const void *p, int64_t n) {
   const char *c = p;
-  uint64_t s[4] = {0};
+  word4 s = {0}, t = {0};
   for (int64_t i = 0; i + 64 <= n; i += 64) {
-    uint64_t v[8];
-    memcpy(v, c + i, 64);
-    for (int j = 0; j < 4; j++) s[j] += v[j] ^ v[j + 4];
+    s ^= *(const word4 *)(c + i);
+    t ^= *(const word4 *)(c + i + 32);
   }
-  return s[0] + s[1] + s[2] + s[3];
+  s ^= t;
+  return s[0] ^ s[1] ^ s[2] ^ s[3];
 }
 
 /* The same bytes, but for a page, as `streams` streams far apart, fetched half a KB ahead, as kernels for one token

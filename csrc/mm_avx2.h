@@ -28,6 +28,8 @@
 #include "mm_words8.h"
 #include "mm_lanes.h"
 
+/* sum + two int16 products, per dword. */
+INLINE vi vi_dp2(vi sum, vi a, vi b) { return vi_add32(sum, vi_madd16(a, b)); }
 /* Pairs of int16 added up. */
 INLINE vi pe_madd1(vi v) { return vi_madd16(v, vi_set16(1)); }
 
