@@ -30,6 +30,7 @@ static inline const int16_t *pe_act_s16(const uint8_t *x, int64_t k) {
 extern const pe_row pe_rows_scalar[];
 #if defined(__x86_64__) || defined(_M_X64)
 extern const pe_row pe_rows_float_avx2[];
+extern const pe_row pe_rows_float_avx512[];
 extern const pe_row pe_rows_block32_avx2[];
 extern const pe_row pe_rows_block32_avxvnni[];
 extern const pe_row pe_rows_block32_avx512[];

@@ -11,6 +11,7 @@ static const pe_row *const row_tables[] = {
     pe_rows_scalar,
 #if defined(__x86_64__) || defined(_M_X64)
     pe_rows_float_avx2,
+    pe_rows_float_avx512,
     pe_rows_block32_avx2,
     pe_rows_block32_avxvnni,
     pe_rows_block32_avx512,
