@@ -7,11 +7,13 @@ import gguf
 import numpy as np
 import pytest
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "bench"))
-
+BENCH = str(pathlib.Path(__file__).resolve().parent.parent / "bench")
+sys.path.append(BENCH)
 import cells  # noqa: E402
 import report  # noqa: E402
 import synthetic  # noqa: E402
+
+sys.path.remove(BENCH)  # bench/kernels.py would hide tests/kernels
 
 
 def entry(cell="tg64", group="native", unit="tokens/s", **sides):
