@@ -23,9 +23,10 @@ test: $(VENV)/.test $(VENV)/.native models
 test-long: $(VENV)/.test $(VENV)/.native models
 	$(BIN)/python -m pytest -m "long and not campaign" $(TESTS)
 
-# Kernels on their own, then beside the peers that PYENGINE_BENCH_* name (bench/compare.py); BENCH= passes options.
+# Kernels and ops on their own, then beside the peers that PYENGINE_BENCH_* name (bench/compare.py); BENCH= passes options.
 bench: $(VENV)/.bench $(VENV)/.native models
 	$(BIN)/python bench/kernels.py
+	$(BIN)/python bench/ops.py
 	$(BIN)/python bench/compare.py $(BENCH)
 
 # The two models that the tests and benches read.

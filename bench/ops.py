@@ -5,10 +5,10 @@
 Shapes are those of known models. One token: rows in cache, microseconds each; attention reads pages of a memory
 much larger than the caches, GB/s. A prompt of 512 tokens: rows one after another, GB/s of floats read and written;
 attention from position 0, GMAC/s. The last column is what all calls of a step take on one thread, as a share of the
-time that its matrix products need at least: one token, the weights (--bits each) at the rate of a linear read loop
-of the same run; a prompt, its multiply-adds at the peak of the tier's bare instructions (bench/kernels.py). So it
-tells which ops are worth work; real products are slower than that, real shares smaller. Rounds go over all lines in turn, and
-medians are printed. What calls of no elements take, which is Python's part, is taken off.
+time that its matrix products need at least: one token, the weights (--bits each) at the rate at which the one-token
+product of F16 reads in the same run; a prompt, its multiply-adds at the peak of the tier's bare instructions
+(bench/kernels.py). So it tells which ops are worth work; real products take longer, real shares are smaller; a
+window is not looked at, and on the scalar tier a prompt has no share. Rounds go over all lines in turn, and medians are printed. What calls of no elements take, which is Python's part, is taken off.
 """
 import argparse
 import json
@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Callable, NamedTuple
 
 import numpy as np
-from kernels import peak_gmacs, read_gbs
+from kernels import Job, choose, peak_gmacs
 
+from pyengine import quants
 from pyengine.native import ffi, lib
 
 PROMPT = 512
 TILE = 32  # query rows of one attention part: PE_TILE of csrc/exec.h
-MEMORY = 256 << 20  # of pages, and of the linear read
+MEMORY = 256 << 20  # of pages, and of the weights that are read
 
 
 class Model(NamedTuple):
@@ -208,11 +209,13 @@ def main() -> None:
              for line in [*(r for n in (1, PROMPT) for r in row_lines(name, MODELS[name], tier, n)),
                           *attention_lines(name, MODELS[name], tier, kv_type, memory, a.context)]
              if a.ops is None or line.op in a.ops.split(",")]
+    f16 = next(t.id for t in quants.TYPES.values() if t.name == "F16")
+    reader = Job((choose([f16], None, 1) or choose([f16], "scalar", 1))[-1], 2048, 1, 1, memory, MEMORY)
     measured, reads, peaks = [[] for _ in lines], [], {line.tier.isa: [] for line in lines}
     for line in lines:  # pages are touched, caches warm
         line.work()
     for _ in range(a.rounds):
-        reads.append(read_gbs(memory, MEMORY, 1))
+        reads.append(reader.figure(reader.seconds()))
         for isa, figures in peaks.items():
             figures.append(peak_gmacs(isa, 1))
         for i, line in enumerate(lines):
@@ -224,11 +227,11 @@ def main() -> None:
         peak = statistics.median(peaks[line.tier.isa])
         floor = weights * a.bits / 8 / statistics.median(reads) / 1e9 if line.tokens == 1 else weights * PROMPT / peak / 1e9 if peak else 0
         row = {"op": line.name, "model": line.model, "tokens": line.tokens, "us": took / line.calls * 1e6,
-               "figure": line.amount / took / 1e9, "unit": line.unit, "share": took / line.calls * line.times / floor if floor else 0.0}
+               "figure": line.amount / took / 1e9, "unit": line.unit, "share": took / line.calls * line.times / floor if floor else None}
         out.append(row)
         if not a.json:
-            print(f"{row['op']:20} {row['model']:11} n={row['tokens']:<4} {row['us']:9.2f} us a call {row['figure']:7.1f} {row['unit']:7}"
-                  f"{100 * row['share']:6.1f}% of the products' least time", flush=True)
+            tail = "" if row["share"] is None else f"{100 * row['share']:6.1f}% of the products' least time"
+            print(f"{row['op']:20} {row['model']:11} n={row['tokens']:<4} {row['us']:9.2f} us a call {row['figure']:7.1f} {row['unit']:7}{tail}", flush=True)
     if a.json:
         print(json.dumps(out))
 
