@@ -43,13 +43,13 @@ INLINE __m256i isum_signed(const __m256i *w, const int8_t *q) {
   return s;
 }
 
-INLINE __m256 finish(int T, __m256 acc, __m256i isum, __m256 d, __m256 m, float da, const int32_t *asum) {
-  __m256 a = _mm256_set1_ps(da);
-  if (T == PE_Q4_0 || T == PE_MXFP4) isum = vi_sub32(isum, vi_sll32(pe_bcast32(asum), 3));
-  if (T == PE_MXFP4) isum = vi_sub32(isum, vi_sll32(pe_bcast32(asum), 2));
-  if (T == PE_Q5_0) isum = vi_sub32(isum, vi_sll32(pe_bcast32(asum), 4));
-  acc = _mm256_fmadd_ps(_mm256_mul_ps(d, a), _mm256_cvtepi32_ps(isum), acc);
-  if (AFFINE(T)) acc = _mm256_fmadd_ps(_mm256_mul_ps(m, a), _mm256_cvtepi32_ps(pe_bcast32(asum)), acc);
+/* da and asum of the token in every lane. */
+INLINE __m256 finish(int T, __m256 acc, __m256i isum, __m256 d, __m256 m, __m256 da, __m256i asum) {
+  if (T == PE_Q4_0 || T == PE_MXFP4) isum = vi_sub32(isum, vi_sll32(asum, 3));
+  if (T == PE_MXFP4) isum = vi_sub32(isum, vi_sll32(asum, 2));
+  if (T == PE_Q5_0) isum = vi_sub32(isum, vi_sll32(asum, 4));
+  acc = _mm256_fmadd_ps(_mm256_mul_ps(d, da), _mm256_cvtepi32_ps(isum), acc);
+  if (AFFINE(T)) acc = _mm256_fmadd_ps(_mm256_mul_ps(m, da), _mm256_cvtepi32_ps(asum), acc);
   return acc;
 }
 
@@ -77,7 +77,7 @@ static __attribute__((noinline)) void one_q8_0_group(const pe_mm *a, const pe_la
       __m256i w = _mm256_loadu_si256((const __m256i *)(l->p[i] + off + 2));
       s[i] = pe_madd1(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
     }
-    acc = finish(PE_Q8_0, acc, sum_rows(s), pe_half_at(l, off), acc, da[b], NULL);
+    acc = finish(PE_Q8_0, acc, sum_rows(s), pe_half_at(l, off), acc, _mm256_set1_ps(da[b]), vi_zero());
   }
   pe_store(a->y, l, acc);
 }
@@ -100,7 +100,7 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l, int64_t 
       const uint8_t *xt = x + t * a->x_stride;
       const int8_t *q = pe_act_q(xt) + 32 * b;
       __m256i isum = WIDE(T) ? isum_signed(w, q) : isum_nibbles(T, w, 1, q);
-      acc[t] = finish(T, acc[t], isum, d, m, pe_act_d(xt, a->k)[b], pe_act_s32(xt, a->k) + b);
+      acc[t] = finish(T, acc[t], isum, d, m, _mm256_set1_ps(pe_act_d(xt, a->k)[b]), pe_bcast32(pe_act_s32(xt, a->k) + b));
     }
   }
   PE_UNROLL
@@ -113,7 +113,7 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l, int64_t 
  * bytes would need widening after each maddubs. Twice the maddubs, no sign, one widening:
  * an int16 panel is no faster (bench/LOG.md). */
 enum {
-  CHUNK = 16,              /* blocks per panel: 8 KB of quants (Q8_0: 16 KB), in L1 with four tokens */
+  CHUNK = 24,              /* blocks per panel: 12 KB of quants (Q8_0: 24 KB), in L1 with four tokens; 576 columns are one panel */
   TOKENS = 2048,           /* per pass: their sums of 16 rows take 128 KB */
 };
 
@@ -142,36 +142,37 @@ INLINE void columns(__m256i s[4][2], int NT, const __m256i w[8][2], int c0, int 
 }
 
 INLINE void tile(int T, int NT, const pe_mm *a, const panel *p, int64_t b0, int n_blocks, int64_t t0, __m256 *sums) {
-  const uint8_t *x = a->x + t0 * a->x_stride;
-  const float *da = pe_act_d(x, a->k);
-  const int32_t *asum = pe_act_s32(x, a->k);
+  const int64_t stride = a->x_stride;  /* here: the stores of sums might change it, for all a compiler knows */
+  const uint8_t *x = a->x + t0 * stride, *xd = (const uint8_t *)pe_act_d(x, a->k), *xs = (const uint8_t *)pe_act_s32(x, a->k);
   if (b0 == 0)
     for (int i = 0; i < 2 * NT; i++) sums[i] = _mm256_setzero_ps();
   for (int b = 0; b < n_blocks; b++) {
     const int8_t *q = pe_act_q(x) + 32 * (b0 + b);
     __m256i s[4][2], isum[4][2];
     if (WIDE(T))  /* 16 * 30 480 * 2 and less: int32 */
-      columns(s, NT, p->hi[b], 0, 8, q, a->x_stride);
+      columns(s, NT, p->hi[b], 0, 8, q, stride);
     else
-      columns(s, NT, p->w[b], 0, FOUR_FIT(T) ? 4 : 8, q, a->x_stride);
+      columns(s, NT, p->w[b], 0, FOUR_FIT(T) ? 4 : 8, q, stride);
     PE_UNROLL
     for (int t = 0; t < NT; t++)
       for (int v = 0; v < 2; v++)
         isum[t][v] = _mm256_madd_epi16(s[t][v], _mm256_set1_epi16(WIDE(T) ? 16 : 1));
     if (WIDE(T) || FOUR_FIT(T)) {
       pe_keep_in_memory();  /* broadcast again, rather than spill the first pass's */
-      columns(s, NT, p->w[b], WIDE(T) ? 0 : 4, 8, q, a->x_stride);
+      columns(s, NT, p->w[b], WIDE(T) ? 0 : 4, 8, q, stride);
       PE_UNROLL
       for (int t = 0; t < NT; t++)
         for (int v = 0; v < 2; v++) isum[t][v] = _mm256_add_epi32(isum[t][v], pe_madd1(s[t][v]));
     }
     PE_UNROLL
     for (int t = 0; t < NT; t++) {
-      int64_t at = b0 + b + t * (a->x_stride / 4);
+      int64_t at = 4 * (b0 + b) + t * stride;
+      __m256 da = vf_bits(pe_bcast32(xd + at));
+      __m256i asum = pe_bcast32(xs + at);
       PE_UNROLL
       for (int v = 0; v < 2; v++) {
-        if (WIDE(T)) isum[t][v] = _mm256_sub_epi32(isum[t][v], _mm256_slli_epi32(pe_bcast32(asum + at), 7));
-        sums[2 * t + v] = finish(T, sums[2 * t + v], isum[t][v], p->d[b][v], p->m[b][v], da[at], asum + at);
+        if (WIDE(T)) isum[t][v] = _mm256_sub_epi32(isum[t][v], _mm256_slli_epi32(asum, 7));
+        sums[2 * t + v] = finish(T, sums[2 * t + v], isum[t][v], p->d[b][v], p->m[b][v], da, asum);
       }
     }
     pe_keep_in_memory();

@@ -88,8 +88,8 @@ INLINE void fill_start(int T, panel *p, const pe_mm *a, int64_t b0, int n, int64
 }
 
 INLINE void tile(int T, int NT, panel *p, const pe_mm *a, int64_t b0, int n, int64_t t, int64_t t0) {
-  const uint8_t *x = a->x + t * a->x_stride;
-  const float *da = pe_act_d(x, a->k) + b0;
+  const int64_t stride = a->x_stride;  /* here: the stores of sums might change it, for all a compiler knows */
+  const uint8_t *x = a->x + t * stride, *xd = (const uint8_t *)(pe_act_d(x, a->k) + b0);
   vf (*sums)[2] = p->sums + (t - t0);
   int32_t (*start)[CHUNK] = p->start + (t - t0);
   for (int b = 0; b < n; b++) {
@@ -101,7 +101,7 @@ INLINE void tile(int T, int NT, panel *p, const pe_mm *a, int64_t b0, int n, int
     for (int c = 0; c < 8; c++)
       PE_UNROLL
       for (int i = 0; i < NT; i++) {
-        vi e = pe_bcast32(q + i * a->x_stride + 4 * c);
+        vi e = pe_bcast32(q + i * stride + 4 * c);
         s[i][0] = vi_dp4(s[i][0], p->w[b][c][0], e);
         s[i][1] = vi_dp4(s[i][1], p->w[b][c][1], e);
         pe_pin(&s[i][0]);
@@ -109,7 +109,7 @@ INLINE void tile(int T, int NT, panel *p, const pe_mm *a, int64_t b0, int n, int
       }
     PE_UNROLL
     for (int i = 0; i < NT; i++) {
-      vf d = vf_set(da[i * (a->x_stride / 4) + b]), asum = AFFINE(T) ? vf_bits(vi_set32(start[i][b])) : vf_zero();
+      vf d = vf_bits(pe_bcast32(xd + i * stride + 4 * b)), asum = AFFINE(T) ? vf_bits(vi_set32(start[i][b])) : vf_zero();
       PE_UNROLL
       for (int v = 0; v < 2; v++) sums[i][v] = finish(T, sums[i][v], s[i][v], p->d[b][v], p->m[b][v], d, asum);
     }
