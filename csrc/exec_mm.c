@@ -15,9 +15,14 @@ static int64_t mm_rows(const pe_prog *p, const pe_insn *in) {
   return want < 32 ? 32 : want;
 }
 
+/* With many tokens a part is long enough at 32 rows, the widest panel: 576 rows over two threads in
+ * parts of 80 leave one thread 320 of them, and half a panel of AVX-512 idle in each part. */
+static int64_t part_rows(const pe_prog *p, const pe_insn *in, int64_t n) { return n >= 64 ? 32 : mm_rows(p, in); }
+
 uint32_t pe_parts_mm(const pe_prog *p, const pe_insn *in) {
-  if (!pe_rows_of(p, in)) return 0;
-  int64_t per = mm_rows(p, in);
+  int64_t n = pe_rows_of(p, in);
+  if (!n) return 0;
+  int64_t per = part_rows(p, in, n);
   return (uint32_t)((in->n[1] + per - 1) / per);
 }
 
@@ -37,7 +42,7 @@ static void product(pe_prog *p, const pe_insn *in, pe_ref weight, pe_ref x, int6
 }
 
 void pe_run_mm(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
-  int64_t n = pe_rows_of(p, in), per = mm_rows(p, in), r0 = part * per, r1 = r0 + per < in->n[1] ? r0 + per : in->n[1];
+  int64_t n = pe_rows_of(p, in), per = part_rows(p, in, n), r0 = part * per, r1 = r0 + per < in->n[1] ? r0 + per : in->n[1];
   int64_t stride = pe_up16(in->n[4]);
   float *y = (float *)pe_at(p, in->a[2]) + r0;
   product(p, in, in->a[0], in->a[1], n, r0, r1, y, stride, thread);

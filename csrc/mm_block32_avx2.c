@@ -113,7 +113,7 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l, int64_t 
  * bytes would need widening after each maddubs. Twice the maddubs, no sign, one widening:
  * an int16 panel is no faster (bench/LOG.md). */
 enum {
-  CHUNK = 24,              /* blocks per panel: 12 KB of quants (Q8_0: 24 KB), in L1 with four tokens; 576 columns are one panel */
+  CHUNK = 24,              /* blocks per panel: 12 KB of quants (Q8_0: 24 KB), in L1 with four tokens; k 576 is one */
   TOKENS = 2048,           /* per pass: their sums of 16 rows take 128 KB */
 };
 

@@ -52,7 +52,7 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l) {
 /* ---- many tokens ------------------------------------------------------------------------ */
 
 enum {
-  CHUNK = 16,              /* blocks per panel: 8 or 16 KB of quants, in L1 with a tile's tokens */
+  CHUNK = 24,              /* blocks per panel: 12 or 24 KB of quants, in L1 with a tile's tokens */
   TILE = LANES == 16 ? 8 : 4,  /* tokens; two vectors of sums each: 16 of 32 registers, or 8 of 16 */
   TOKENS = 1024,           /* per pass: their sums take 64 or 128 KB */
 };
