@@ -8,7 +8,8 @@ attention from position 0, GMAC/s. The last column is what all calls of a step t
 time that its matrix products need at least: one token, the weights (--bits each) at the rate at which the one-token
 product of F16 reads in the same run; a prompt, its multiply-adds at the peak of the tier's bare instructions
 (bench/kernels.py). So it tells which ops are worth work; real products take longer, real shares are smaller; a
-window is not looked at, and on the scalar tier a prompt has no share. Rounds go over all lines in turn, and medians are printed. What calls of no elements take, which is Python's part, is taken off.
+window is not looked at, and on the scalar tier a prompt has no share. Rounds
+go over all lines in turn, and medians are printed. What calls of no elements take, which is Python's part, is taken off.
 """
 import argparse
 import json
