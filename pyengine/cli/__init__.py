@@ -32,6 +32,7 @@ def main(argv=None) -> int:
 
     from ..errors import PyengineError
 
+    usual = gc.get_threshold()
     gc.set_threshold(100_000, 20, 20)             # imports and plans make no garbage: looking for it took 20 ms of a start
 
     for stream in (sys.stdout, sys.stderr):
@@ -48,6 +49,8 @@ def main(argv=None) -> int:
         return 1
     except (PyengineError, OSError, MemoryError) as e:
         return fail(describe(e))
+    finally:
+        gc.set_threshold(*usual)                  # whoever called main() goes on living
 
 
 def fail(message: str) -> int:
