@@ -93,7 +93,8 @@ INLINE void prefetch_block(int T, const pe_lanes *l, int64_t b, int64_t ahead) {
   for (int64_t line = b * BYTES(T) / 64; line < (b + 1) * BYTES(T) / 64; line++) pe_prefetch(l, 64 * line + ahead);
 }
 
-INLINE void one_group(int T, const pe_mm *a, const pe_lanes *l) {
+INLINE void one_group(int T, const pe_mm *m, const pe_lanes *l) {
+  const pe_mm copy = *m, *a = &copy;
   vf acc = vf_zero();
   for (int64_t b = 0; b < a->k / 256; b++) {
     kpanel p;                /* w stays unused */
@@ -107,7 +108,8 @@ INLINE void one_group(int T, const pe_mm *a, const pe_lanes *l) {
 }
 
 /* n <= FEW tokens, up to FEW_TILE of them at a time. */
-INLINE void few_group(int T, const pe_mm *a, const pe_lanes *l) {
+INLINE void few_group(int T, const pe_mm *m, const pe_lanes *l) {
+  const pe_mm copy = *m, *a = &copy;
   kpanel p;
   vf acc[FEW];
   for (int t = 0; t < FEW; t++) acc[t] = vf_zero();
@@ -143,7 +145,8 @@ INLINE void tile(int T, int NT, const pe_mm *a, const kpanel *p, int64_t b0, int
   }
 }
 
-INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t1) {
+INLINE void many_group(int T, const pe_mm *m, int64_t row, int64_t t0, int64_t t1) {
+  const pe_mm copy = *m, *a = &copy;  /* the stores of sums might change *m, as far as the compiler knows */
   kpanel *p = a->scratch;
   vf *sums = (vf *)(p + 2 * CHUNK);
   int64_t n_blocks = a->k / 256;
