@@ -6,14 +6,15 @@
 #include <stdlib.h>
 #include "fpenv.h"
 
-/* One pause is about 140 cycles on Intel since Skylake and 40 or less elsewhere,
- * so this spins for some 50 to 200 us: longer than the wait between two phases
- * when all is well (a part is under 100 us), shorter than a time slice. */
-#define SPINS 3000
+/* One pause is about 140 cycles on Intel since Skylake and 40 or less elsewhere, so this
+ * spins for some 5 to 20 us: longer than the wait between two phases when all is well. A
+ * thread that sleeps is scheduled sooner beside a busy neighbour than one that spun its
+ * time away. SmolLM2, tokens/s alone / beside a loop on one core (bench/LOG.md):
+ * 100 pauses 189 / 141, 300 246 / 144, 500 246 / 139, 3000 248 / 124. */
+#define SPINS 300
 
-/* Between two steps the caller samples and plans, 100 to 200 us: who slept through that
- * would be woken in every step. */
-#define RUN_SPINS (4 * SPINS)
+/* Between steps, while the caller samples and schedules (120 to 170 us). */
+#define RUN_SPINS 2000
 
 typedef struct phase {
   _Atomic uint64_t next;       /* run number << 32 | next part */
