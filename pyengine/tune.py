@@ -7,7 +7,6 @@ plan, native, catalog and machine.
 """
 import contextlib
 import dataclasses
-import hashlib
 import math
 import os
 import re
@@ -134,7 +133,7 @@ def this_machine(isa=None) -> dict:
 
 
 def file_name(me: dict) -> str:
-    return hashlib.sha256(repr(sorted(me.items())).encode()).hexdigest()[:16] + ".json"
+    return _digest(sorted(me.items())) + ".json"
 
 
 def kernel_table() -> str:
@@ -142,13 +141,19 @@ def kernel_table() -> str:
     from . import __version__
     from .native import rows
 
-    return hashlib.sha256(repr((__version__, [r[1:] for r in rows()])).encode()).hexdigest()[:16]
+    return _digest((__version__, [r[1:] for r in rows()]))
 
 
 def model_key(gguf) -> str:
     """The same for files whose tensors have the same types and shapes."""
     shapes = sorted((t.type_name, tuple(t.shape)) for t in gguf.tensors.values())
-    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+    return _digest(shapes)
+
+
+def _digest(value) -> str:
+    import hashlib       # 3 ms of a start where nothing has been tuned
+
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def parse(text: str, me: dict) -> Tuned:

@@ -36,9 +36,9 @@ def main(argv) -> int:
     from ..gguf import GGUF
     from ..llama import find
 
+    usual = args.threads if args.threads > 0 else None
     with GGUF(find(args.path or args.model or arguments.default_model())) as gguf, progress() as update:
-        tuned, figures = tune.measure(gguf, seconds=args.seconds, n_threads=args.threads if args.threads > 0 else None, progress=update)
-        usual = args.threads if args.threads > 0 else None
+        tuned, figures = tune.measure(gguf, seconds=args.seconds, n_threads=usual, progress=update)
     show(tuned, figures, usual)
     busy = neighbours()
     if busy:
