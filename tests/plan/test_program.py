@@ -127,6 +127,19 @@ def test_one_answer(tiny, runner, arch, weight_type):
     assert np.array_equal(np.concatenate(got).view(np.int32), base[:at])
 
 
+@pytest.mark.parametrize("weight_type", ["F32", "Q8_0", "Q4_K"])
+def test_a_step_longer_than_a_piece_of_the_ffn(tiny, runner, weight_type):
+    """FFN takes 512 tokens at a time: 600 in one step, the last piece being short, are the bits of chunks of 64."""
+    tokens = [RNG.randrange(3, 300) for _ in range(600)]
+    file = tiny(arch="llama", weight_type=weight_type, n_embd=256, n_ff=(256,))
+    whole, cut = (runner(file, n_ctx=640, max_tokens=640) for _ in range(2))
+    assert any(i.op == "FFN" for i in whole.program.instrs)
+    last = whole.step([(0, 0, tokens)], [0, 511, 512, 599]).copy()
+    want = [cut.step([(0, at, tokens[at : at + 64])], range(min(64, 600 - at))).copy() for at in range(0, 600, 64)]
+    want = np.concatenate(want)[[0, 511, 512, 599]]
+    assert last.tobytes() == want.tobytes()
+
+
 def test_window_pages_may_be_gone(tiny, runner):
     """In a group with a window, pages that nobody can see any more need not exist."""
     g = tiny(arch="gemma3", window=8)
