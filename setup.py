@@ -25,6 +25,9 @@ OPTIMIZE = "-O1" if "-fsanitize" in FLAGS else "-O3"
 # Python's own flags ask for debug information: of inlined kernels that is 15 MB and a third of the compile time.
 DEBUG = [] if "-g" in FLAGS else ["-g0"]
 
+# Set by tools/wheels.py, which builds for other systems.
+SUFFIX = os.environ.get("PYENGINE_EXT_SUFFIX", "")
+
 INSTALL = """
   Debian, Ubuntu:  apt-get install gcc python3-dev
   Fedora:          dnf install gcc python3-devel
@@ -68,7 +71,17 @@ def compile_all(compiler, sources, output_dir=None, macros=None, include_dirs=No
 class BuildNative(build_ext):
     """build_ext that says what to install when a compiler or Python's headers are missing."""
 
+    def get_ext_filename(self, fullname):
+        """tools/wheels.py names the suffix of its target; setuptools would put the running system's in its place."""
+        return os.path.join(*fullname.split(".")) + SUFFIX if SUFFIX else super().get_ext_filename(fullname)
+
     def build_extensions(self):
+        if SUFFIX:  # Python's own flags, folders and linker are the running system's: only what was named is right
+            cc, link = os.environ["CC"], os.environ["LDSHARED"]
+            self.compiler.set_executables(compiler=cc, compiler_so=cc, linker_so=link)
+            self.compiler.set_include_dirs([])
+            self.compiler.set_library_dirs([])
+            self.compiler.set_runtime_library_dirs([])
         command = getattr(self.compiler, "compiler", None)
         if command:  # unix-like toolchains; others find their compiler themselves
             cc = command[0]
