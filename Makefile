@@ -1,4 +1,4 @@
-# run, test, test-long, bench, check. Everything lands in .venv and build/; models in the
+# run, test, test-long, bench, check, wheels. Everything lands in .venv and build/; models in the
 # user's cache (PYENGINE_CACHE moves it). Stamps keep a repeated make quick.
 # PYTHON=python3.12 make ... chooses the interpreter, CC=clang the compiler.
 
@@ -10,7 +10,7 @@ PROMPT  ?= Explain in one sentence why the sky is blue.
 SOURCES := setup.py $(wildcard csrc/*.c csrc/*.h)
 
 .NOTPARALLEL:
-.PHONY: all run test test-long bench check check-tests check-threads check-fuzz check-oracle models clean
+.PHONY: all run test test-long bench check check-tests check-threads check-fuzz check-oracle models wheels clean
 all: $(VENV)/.native
 
 run: $(VENV)/.native
@@ -28,6 +28,10 @@ bench: $(VENV)/.bench $(VENV)/.native models
 	$(BIN)/python bench/kernels.py
 	$(BIN)/python bench/ops.py
 	$(BIN)/python bench/compare.py $(BENCH)
+
+# Every platform's wheel into dist/ (docs/platforms.md); WHEELS= names some: make wheels WHEELS="linux-armv7l macos-arm64".
+wheels: $(VENV)/.wheels
+	$(BIN)/python tools/wheels.py $(WHEELS)
 
 # The two models that the tests and benches read.
 models: $(VENV)/.native
@@ -58,6 +62,10 @@ $(VENV)/.test: $(VENV)/.made pyproject.toml
 $(VENV)/.bench: $(VENV)/.test
 	$(PIP) install --no-build-isolation -e ".[test,bench]"
 	@touch $@
+
+$(VENV)/.wheels: $(VENV)/.made pyproject.toml
+	$(INSTALL) ".[wheels]"
+	@touch $@ $(VENV)/.installed
 
 $(VENV)/.native: $(VENV)/.installed $(SOURCES)
 	@so=$$(ls -t pyengine/_native*.so 2>/dev/null | head -n 1); \
