@@ -38,6 +38,10 @@ extern const pe_row pe_rows_kquant_avx2[];
 extern const pe_row pe_rows_kquant_avxvnni[];
 extern const pe_row pe_rows_kquant_avx512[];
 #endif
+#if defined(__aarch64__)
+extern const pe_row pe_rows_kquant_neon[];
+extern const pe_row pe_rows_kquant_dotprod[];
+#endif
 extern const pe_vops pe_vops_scalar;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const pe_vops pe_vops_avx2;

@@ -19,6 +19,10 @@ static const pe_row *const row_tables[] = {
     pe_rows_kquant_avxvnni,
     pe_rows_kquant_avx512,
 #endif
+#if defined(__aarch64__)
+    pe_rows_kquant_neon,
+    pe_rows_kquant_dotprod,
+#endif
 };
 
 static const pe_vops *const vops_tiers[] = {

@@ -1,0 +1,200 @@
+/* mm_kquant_neon.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS) of one row, taken apart where they lie:
+ * strip j is the sixteen quants 16j..16j+15 in one register. No arithmetic on activations: a strip
+ * goes where mm_kquant_neon.inl.c or mm_kquant_panel.inl.c sends it (take_strip). Included by
+ * mm_kquant_{neon,dotprod,i8mm}.c behind their words. */
+#ifndef PE_MM_KQUANT_NEON_H
+#define PE_MM_KQUANT_NEON_H
+
+#define BYTES(T) \
+  ((T) == PE_Q2_K ? 84 : (T) == PE_Q3_K ? 110 : (T) == PE_Q4_K ? 144 : (T) == PE_Q5_K ? 176 : (T) == PE_Q6_K ? 210 : 136)
+#define MINIMA(T) ((T) == PE_Q2_K || (T) == PE_Q4_K || (T) == PE_Q5_K)
+#define PER32(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_IQ4_XS)  /* a scale per 32 elements, else per 16 */
+#define OFFSET(T) ((T) == PE_Q6_K ? 32 : 0)  /* still inside a strip's quants; all others have their sign */
+
+typedef struct krow {      /* the sub-blocks' scales of a row's block, in order */
+  int8x16_t sc;            /* PER32: eight, in the low half */
+  int8x16_t mn;            /* MINIMA: likewise */
+} krow;
+
+/* Strips of a block go one by one, in order, to this. */
+typedef struct sink sink;
+INLINE void take_strip(int T, int j, uint8x16_t w, sink *s);
+
+/* ---- words -------------------------------------------------------------------------------- */
+
+INLINE uint8x16_t u8_load(const uint8_t *p) { return vld1q_u8(p); }
+INLINE uint8x16_t u8_set(int x) { return vdupq_n_u8((uint8_t)x); }
+/* Bits moved right (or left) and masked. */
+INLINE uint8x16_t bits(uint8x16_t v, int right, int mask) {
+  v = right > 0 ? v >> u8_set(right) : right < 0 ? v << u8_set(-right) : v;
+  return v & u8_set(mask);
+}
+/* The low nibbles of v below `up` shifted by four, or its high ones below the upper bits of `up`. */
+INLINE uint8x16_t lo_under(uint8x16_t v, uint8x16_t up) { return vsliq_n_u8(v, up, 4); }
+INLINE uint8x16_t hi_under(uint8x16_t v, uint8x16_t up) { return vsriq_n_u8(up, v, 4); }
+
+INLINE uint32_t load_u32(const uint8_t *p) {
+  uint32_t v;
+  memcpy(&v, p, 4);
+  return v;
+}
+
+INLINE uint64_t load_u64(const uint8_t *p) {
+  uint64_t v;
+  memcpy(&v, p, 8);
+  return v;
+}
+
+INLINE int8x16_t two_u64(uint64_t lo, uint64_t hi) {
+  return vreinterpretq_s8_u64(vcombine_u64(vcreate_u64(lo), vcreate_u64(hi)));
+}
+
+/* ---- scales: small integers in general registers, whose units idle here -------------------- */
+
+#define EACH8(x) ((x) * 0x0101010101010101u)
+
+/* Eight 6-bit scales and minima in twelve bytes. */
+INLINE void scales_q4_k(const uint8_t *w, krow *k) {
+  uint64_t a = load_u64(w), c = load_u32(w + 8);  /* low dword of a: scales, high: minima */
+  uint64_t lo = a & EACH8(63);                    /* sub-blocks 0-3 */
+  uint64_t hi = ((c | c << 28) & EACH8(15)) | (a >> 2 & EACH8(0x30));  /* 4-7 */
+  k->sc = two_u64((uint32_t)lo | hi << 32, 0);
+  k->mn = two_u64(lo >> 32 | (hi & 0xffffffff00000000u), 0);
+}
+
+/* Sixteen 6-bit scales in twelve bytes, stored + 32. */
+INLINE void scales_q3_k(const uint8_t *w, krow *k) {
+  uint64_t a = load_u64(w), c = load_u32(w + 8);
+  uint64_t h = c | c << 30;                       /* bits 2*(j/4) of byte j%4; one dword up is two bits on */
+  uint64_t lo = (a & EACH8(15)) | (h << 4 & EACH8(0x30));
+  uint64_t hi = (a >> 4 & EACH8(15)) | (h & EACH8(0x30));
+  k->sc = vsubq_s8(two_u64(lo, hi), vdupq_n_s8(32));
+}
+
+/* Eight: nibble g of four bytes, bits 2g of two; stored + 32. */
+INLINE void scales_iq4_xs(const uint8_t *w, krow *k) {
+  uint64_t h = load_u32(w) >> 16, l = load_u32(w + 4);
+  l = (l | l << 16) & 0x0000ffff0000ffffu;
+  l = (l | l << 8) & 0x00ff00ff00ff00ffu;
+  l = (l | l << 4) & EACH8(15);
+  h = (h | h << 24) & 0x000000ff000000ffu;
+  h = (h | h << 12) & 0x000f000f000f000fu;
+  h = (h | h << 6) & EACH8(3);
+  k->sc = vsubq_s8(two_u64(l | h << 4, 0), vdupq_n_s8(32));
+}
+
+INLINE void scales(int T, const uint8_t *w, krow *k) {
+  k->mn = vdupq_n_s8(0);
+  if (T == PE_Q2_K) {
+    uint8x16_t v = u8_load(w);
+    k->sc = vreinterpretq_s8_u8(bits(v, 0, 15));
+    k->mn = vreinterpretq_s8_u8(v >> u8_set(4));
+  }
+  if (T == PE_Q3_K) scales_q3_k(w + 96, k);
+  if (T == PE_Q4_K || T == PE_Q5_K) scales_q4_k(w + 4, k);
+  if (T == PE_Q6_K) k->sc = vld1q_s8((const int8_t *)w + 192);
+  if (T == PE_IQ4_XS) scales_iq4_xs(w, k);
+}
+
+/* d of four rows, and dmin where there is one. */
+INLINE void halves(int T, const pe_rows4 *l, int64_t off, float32x4_t *d, float32x4_t *dmin) {
+  if (MINIMA(T)) {
+    uint32x4_t v = pe_dword4(l, off + (T == PE_Q2_K ? 80 : 0));
+    *d = pe_low_half(v);
+    *dmin = pe_high_half(v);
+  } else {
+    *d = *dmin = pe_half4(l, off + (T == PE_Q3_K ? 108 : T == PE_Q6_K ? 208 : 0));
+  }
+}
+
+/* ---- strips ------------------------------------------------------------------------------- */
+
+INLINE void strips_q2_k(const uint8_t *w, sink *s) {
+  PE_UNROLL
+  for (int half = 0; half < 2; half++) {
+    uint8x16_t v0 = u8_load(w + 16 + 32 * half), v1 = u8_load(w + 32 + 32 * half);
+    PE_UNROLL
+    for (int g = 0; g < 4; g++) {
+      take_strip(PE_Q2_K, 8 * half + 2 * g, bits(v0, 2 * g, 3), s);
+      take_strip(PE_Q2_K, 8 * half + 2 * g + 1, bits(v1, 2 * g, 3), s);
+    }
+  }
+}
+
+/* Above the two low bits comes all ones where the third is clear: q - 4. */
+INLINE void strips_q3_k(const uint8_t *w, sink *s) {
+  uint8x16_t h0 = ~u8_load(w), h1 = ~u8_load(w + 16), low = u8_set(3);
+  __asm__("" : "+w"(h0), "+w"(h1));
+  PE_UNROLL
+  for (int half = 0; half < 2; half++) {
+    uint8x16_t v0 = u8_load(w + 32 + 32 * half), v1 = u8_load(w + 48 + 32 * half);
+    PE_UNROLL
+    for (int g = 0; g < 4; g++) {
+      uint8x16_t bit = u8_set(1 << (4 * half + g)), shift = u8_set(2 * g);
+      take_strip(PE_Q3_K, 8 * half + 2 * g, vbslq_u8(low, v0 >> shift, vtstq_u8(h0, bit)), s);
+      take_strip(PE_Q3_K, 8 * half + 2 * g + 1, vbslq_u8(low, v1 >> shift, vtstq_u8(h1, bit)), s);
+    }
+  }
+}
+
+INLINE void strips_q4_k(const uint8_t *w, sink *s) {
+  PE_UNROLL
+  for (int c = 0; c < 4; c++) {
+    uint8x16_t v0 = u8_load(w + 16 + 32 * c), v1 = u8_load(w + 32 + 32 * c);
+    take_strip(PE_Q4_K, 4 * c, bits(v0, 0, 15), s);
+    take_strip(PE_Q4_K, 4 * c + 1, bits(v1, 0, 15), s);
+    take_strip(PE_Q4_K, 4 * c + 2, v0 >> u8_set(4), s);
+    take_strip(PE_Q4_K, 4 * c + 3, v1 >> u8_set(4), s);
+  }
+}
+
+INLINE void strips_q5_k(const uint8_t *w, sink *s) {
+  uint8x16_t h0 = u8_load(w + 16), h1 = u8_load(w + 32);
+  PE_UNROLL
+  for (int c = 0; c < 4; c++) {
+    uint8x16_t v0 = u8_load(w + 48 + 32 * c), v1 = u8_load(w + 64 + 32 * c);
+    take_strip(PE_Q5_K, 4 * c, lo_under(v0, bits(h0, 2 * c, 1)), s);
+    take_strip(PE_Q5_K, 4 * c + 1, lo_under(v1, bits(h1, 2 * c, 1)), s);
+    take_strip(PE_Q5_K, 4 * c + 2, hi_under(v0, bits(h0, 2 * c - 3, 16)), s);
+    take_strip(PE_Q5_K, 4 * c + 3, hi_under(v1, bits(h1, 2 * c - 3, 16)), s);
+  }
+}
+
+INLINE void strips_q6_k(const uint8_t *w, sink *s) {
+  PE_UNROLL
+  for (int half = 0; half < 2; half++) {
+    const uint8_t *ql = w + 64 * half, *qh = w + 128 + 32 * half;
+    uint8x16_t h0 = u8_load(qh), h1 = u8_load(qh + 16);
+    uint8x16_t v0 = u8_load(ql), v1 = u8_load(ql + 16), v2 = u8_load(ql + 32), v3 = u8_load(ql + 48);
+    take_strip(PE_Q6_K, 8 * half, lo_under(v0, bits(h0, 0, 3)), s);
+    take_strip(PE_Q6_K, 8 * half + 1, lo_under(v1, bits(h1, 0, 3)), s);
+    take_strip(PE_Q6_K, 8 * half + 2, lo_under(v2, bits(h0, 2, 3)), s);
+    take_strip(PE_Q6_K, 8 * half + 3, lo_under(v3, bits(h1, 2, 3)), s);
+    take_strip(PE_Q6_K, 8 * half + 4, hi_under(v0, bits(h0, 0, 48)), s);
+    take_strip(PE_Q6_K, 8 * half + 5, hi_under(v1, bits(h1, 0, 48)), s);
+    take_strip(PE_Q6_K, 8 * half + 6, hi_under(v2, bits(h0, 2, 48)), s);
+    take_strip(PE_Q6_K, 8 * half + 7, hi_under(v3, bits(h1, 2, 48)), s);
+  }
+}
+
+INLINE void strips_iq4_xs(const uint8_t *w, sink *s) {
+  static const int8_t values[16] = {PE_IQ4_VALUES};
+  uint8x16_t table = vreinterpretq_u8_s8(vld1q_s8(values));
+  PE_UNROLL
+  for (int i = 0; i < 8; i++) {
+    uint8x16_t v = u8_load(w + 8 + 16 * i);
+    take_strip(PE_IQ4_XS, 2 * i, vqtbl1q_u8(table, bits(v, 0, 15)), s);
+    take_strip(PE_IQ4_XS, 2 * i + 1, vqtbl1q_u8(table, v >> u8_set(4)), s);
+  }
+}
+
+INLINE void strips(int T, const uint8_t *w, sink *s) {
+  if (T == PE_Q2_K) strips_q2_k(w, s);
+  if (T == PE_Q3_K) strips_q3_k(w, s);
+  if (T == PE_Q4_K) strips_q4_k(w, s);
+  if (T == PE_Q5_K) strips_q5_k(w, s);
+  if (T == PE_Q6_K) strips_q6_k(w, s);
+  if (T == PE_IQ4_XS) strips_iq4_xs(w, s);
+}
+
+#endif
