@@ -37,6 +37,9 @@ extern const pe_row pe_rows_block32_avx512[];
 extern const pe_row pe_rows_kquant_avx2[];
 extern const pe_row pe_rows_kquant_avxvnni[];
 extern const pe_row pe_rows_kquant_avx512[];
+#elif defined(__aarch64__)
+extern const pe_row pe_rows_block32_neon[];
+extern const pe_row pe_rows_block32_dotprod[];
 #endif
 #if defined(__aarch64__)
 extern const pe_row pe_rows_kquant_neon[];

@@ -18,6 +18,9 @@ static const pe_row *const row_tables[] = {
     pe_rows_kquant_avx2,
     pe_rows_kquant_avxvnni,
     pe_rows_kquant_avx512,
+#elif defined(__aarch64__)
+    pe_rows_block32_neon,
+    pe_rows_block32_dotprod,
 #endif
 #if defined(__aarch64__)
     pe_rows_kquant_neon,

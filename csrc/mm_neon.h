@@ -36,12 +36,13 @@ enum { PE_AHEAD = 512 };
 
 typedef struct pe_rows4 {
   const uint8_t *p[4];     /* block 0 of each row */
-  int64_t row, stride;     /* the first of the rows; bytes from one to the next */
+  int64_t row;             /* the first of the rows */
+  int64_t end, skip;       /* bytes of a row, and on from there to the row that is next in the same lane */
   int valid;               /* rows from here on repeat the last one and are not stored */
 } pe_rows4;
 
 INLINE pe_rows4 pe_rows4_at(const pe_mm *a, int64_t row) {
-  pe_rows4 l = {.row = row, .stride = a->w_stride, .valid = a->r1 - row < 4 ? (int)(a->r1 - row) : 4};
+  pe_rows4 l = {.row = row, .end = a->w_stride, .skip = 3 * a->w_stride, .valid = a->r1 - row < 4 ? (int)(a->r1 - row) : 4};
   for (int i = 0; i < 4; i++) l.p[i] = a->w + (row + (i < l.valid ? i : l.valid - 1)) * a->w_stride;
   return l;
 }
@@ -75,7 +76,7 @@ INLINE void pe_prefetch4_at(const pe_rows4 *l, int64_t off) {
 INLINE void pe_prefetch4(const pe_rows4 *l, int64_t off, int n) {
   if ((off & 63) >= n) return;
   int64_t at = off + PE_AHEAD;
-  pe_prefetch4_at(l, at < l->stride ? at : at + 3 * l->stride);
+  pe_prefetch4_at(l, at < l->end ? at : at + l->skip);
 }
 
 /* ---- rows into lanes -------------------------------------------------------------------- */
@@ -83,16 +84,30 @@ INLINE void pe_prefetch4(const pe_rows4 *l, int64_t off, int n) {
 INLINE int8x16_t pe_as8(int32x4_t v) { return vreinterpretq_s8_s32(v); }
 INLINE int32x4_t pe_as32(int8x16_t v) { return vreinterpretq_s32_s8(v); }
 
-/* v[c]: dwords c of the four rows. */
+INLINE int64x2_t pe_as64(int8x16_t v) { return vreinterpretq_s64_s8(v); }
+
+/* v[c]: dwords c of the four rows. Pairs first: clang turns the other order into three moves more. */
 INLINE void pe_transpose4(int8x16_t v[4], int8x16_t r0, int8x16_t r1, int8x16_t r2, int8x16_t r3) {
-  int64x2_t a0 = vreinterpretq_s64_s32(vtrn1q_s32(pe_as32(r0), pe_as32(r1)));
-  int64x2_t a1 = vreinterpretq_s64_s32(vtrn2q_s32(pe_as32(r0), pe_as32(r1)));
-  int64x2_t b0 = vreinterpretq_s64_s32(vtrn1q_s32(pe_as32(r2), pe_as32(r3)));
-  int64x2_t b1 = vreinterpretq_s64_s32(vtrn2q_s32(pe_as32(r2), pe_as32(r3)));
-  v[0] = vreinterpretq_s8_s64(vtrn1q_s64(a0, b0));
-  v[1] = vreinterpretq_s8_s64(vtrn1q_s64(a1, b1));
-  v[2] = vreinterpretq_s8_s64(vtrn2q_s64(a0, b0));
-  v[3] = vreinterpretq_s8_s64(vtrn2q_s64(a1, b1));
+  int32x4_t a0 = vreinterpretq_s32_s64(vzip1q_s64(pe_as64(r0), pe_as64(r2)));
+  int32x4_t a1 = vreinterpretq_s32_s64(vzip2q_s64(pe_as64(r0), pe_as64(r2)));
+  int32x4_t b0 = vreinterpretq_s32_s64(vzip1q_s64(pe_as64(r1), pe_as64(r3)));
+  int32x4_t b1 = vreinterpretq_s32_s64(vzip2q_s64(pe_as64(r1), pe_as64(r3)));
+  v[0] = pe_as8(vtrn1q_s32(a0, b0));
+  v[1] = pe_as8(vtrn2q_s32(a0, b0));
+  v[2] = pe_as8(vtrn1q_s32(a1, b1));
+  v[3] = pe_as8(vtrn2q_s32(a1, b1));
+}
+
+INLINE int32_t pe_load_i32(const void *p) {
+  int32_t v;
+  memcpy(&v, p, 4);
+  return v;
+}
+
+INLINE float pe_load_f32(const void *p) {
+  float v;
+  memcpy(&v, p, 4);
+  return v;
 }
 
 INLINE int8x16_t pe_load16(const void *p) { return vld1q_s8((const int8_t *)p); }

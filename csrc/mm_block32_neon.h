@@ -1,0 +1,81 @@
+/* mm_block32_neon.h: unpacks a block of 32 of four rows (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL,
+ * MXFP4) on 64-bit ARM, and ends a block. Included by mm_block32_neon.inl.c and
+ * mm_block32_i8mm.c, after the words of their tier.
+ *
+ * A block becomes w[c], c < 8: dword lane i holds elements 4c..4c+3 of row i as signed bytes.
+ * What they lack is BIAS(T) each, and comes to the integer sum as BIAS(T)*asum. */
+#ifndef PE_MM_BLOCK32_NEON_H
+#define PE_MM_BLOCK32_NEON_H
+
+#define BYTES(T)                                                                                   \
+  ((T) == PE_Q4_0 || (T) == PE_IQ4_NL ? 18 : (T) == PE_Q4_1 ? 20 : (T) == PE_Q5_0 ? 22 : (T) == PE_Q5_1 ? 24 \
+   : (T) == PE_Q8_0 ? 34 : 17)
+#define BIAS(T) ((T) == PE_Q4_0 ? -8 : (T) == PE_Q5_1 ? 16 : 0)
+#define AFFINE(T) ((T) == PE_Q4_1 || (T) == PE_Q5_1)
+#define FIFTH_BIT(T) ((T) == PE_Q5_0 || (T) == PE_Q5_1)
+
+static const int8_t iq4_values[16] = {PE_IQ4_VALUES}, mxfp4_values[16] = {PE_MXFP4_VALUES};
+
+/* 2^(e - 128). From 2 on that is (e-1) in the exponent; 0 and 1 give subnormals, whose bits
+ * (e+1) << 21 are the larger number exactly then. */
+INLINE float32x4_t e8m0_half4(const pe_rows4 *l, int64_t off) {
+  int32x4_t e = {l->p[0][off], l->p[1][off], l->p[2][off], l->p[3][off]};
+  int32x4_t normal = vshlq_n_s32(vsubq_s32(e, vdupq_n_s32(1)), 23), tiny = vshlq_n_s32(vaddq_s32(e, vdupq_n_s32(1)), 21);
+  return vreinterpretq_f32_s32(vmaxq_s32(normal, tiny));
+}
+
+/* All bits of the bytes of elements 4c..4c+3 whose bit in `bits` is set. */
+INLINE uint8x16_t spread_bits(uint32x4_t bits, int c) {
+  static const uint8_t own_byte[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+  uint8x16_t of = vaddq_u8(vld1q_u8(own_byte), vdupq_n_u8((uint8_t)(c / 2)));
+  uint8x16_t spread = vqtbl1q_u8(vreinterpretq_u8_u32(bits), of);
+  return vtstq_u8(spread, vreinterpretq_u8_u32(vdupq_n_u32(0x08040201u << (c % 2 * 4))));
+}
+
+INLINE void unpack(int T, const pe_rows4 *l, int64_t off, int8x16_t w[8], float32x4_t *d, float32x4_t *m) {
+  if (AFFINE(T)) {
+    uint32x4_t dm = pe_dword4(l, off);
+    *d = pe_low_half(dm);
+    *m = pe_high_half(dm);
+  } else {
+    *d = T == PE_MXFP4 ? e8m0_half4(l, off) : pe_half4(l, off);
+  }
+  if (T == PE_Q8_0) {
+    pe_lanes16(w, l, off + 2);
+    pe_lanes16(w + 4, l, off + 18);
+    return;
+  }
+  int8x16_t v[4];
+  pe_lanes16(v, l, off + BYTES(T) - 16);
+  uint32x4_t clear = {0};  /* fifth bits, inverted: with ones above it where its bit is 0, a nibble is q - 16 */
+  if (FIFTH_BIT(T)) clear = vmvnq_u32(pe_dword4(l, off + BYTES(T) - 20));
+  PE_UNROLL
+  for (int c = 0; c < 4; c++) {
+    uint8x16_t u = vreinterpretq_u8_s8(v[c]), lo, hi;
+    if (FIFTH_BIT(T)) {
+      lo = vsliq_n_u8(u, spread_bits(clear, c), 4);
+      hi = vsriq_n_u8(spread_bits(clear, c + 4), u, 4);
+    } else {
+      lo = vandq_u8(u, vdupq_n_u8(15));
+      hi = vshrq_n_u8(u, 4);
+    }
+    if (T == PE_IQ4_NL || T == PE_MXFP4) {
+      uint8x16_t values = vreinterpretq_u8_s8(vld1q_s8(T == PE_IQ4_NL ? iq4_values : mxfp4_values));
+      lo = vqtbl1q_u8(values, lo);
+      hi = vqtbl1q_u8(values, hi);
+    }
+    w[c] = vreinterpretq_s8_u8(lo);
+    w[c + 4] = vreinterpretq_s8_u8(hi);
+  }
+}
+
+/* What the integer sums of a token's block start from; what the float sums of its rows become. */
+INLINE int32x4_t start(int T, int32_t asum) { return vdupq_n_s32(BIAS(T) * asum); }
+
+INLINE float32x4_t finish(int T, float32x4_t acc, int32x4_t isum, float32x4_t d, float32x4_t m, float da, int32_t asum) {
+  acc = vfmaq_f32(acc, vmulq_n_f32(d, da), vcvtq_f32_s32(isum));
+  if (AFFINE(T)) acc = vfmaq_n_f32(acc, vmulq_n_f32(m, da), (float)asum);
+  return acc;
+}
+
+#endif
