@@ -15,6 +15,7 @@ typedef struct kpanel {    /* one block of LANES rows; dword lane i is row i */
   vi sc[16];               /* scale of a sub-block, as SCALE says */
   vi mn[8];                /* sub-blocks 2i and 2i+1 as int16: minima, or scales again where there are none */
   vf d, dmin;
+  vi bias[16];             /* Q6_K by maddubs */
 } kpanel;
 
 /* ---- scales ----------------------------------------------------------------------------- */

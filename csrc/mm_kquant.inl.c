@@ -43,19 +43,23 @@ INLINE void take_strip(int T, int j, const vi w[4], int up, kpanel *p, one *o) {
 /* One block's S into the accumulators [token][vector]. The minima or the offset times the
  * scales meet the sums of the activations, two sub-blocks per madd. */
 INLINE void finish(int T, int NT, int NV, vf *acc, vi S[8][2], const kpanel *p, const pe_mm *a, const uint8_t *x, int64_t block) {
+  int16_t asum32[8][8] __attribute__((aligned(16)));
+  if (PER32(T)) {
+    PE_UNROLL
+    for (int t = 0; t < NT; t++) {
+      const __m128i *v = (const __m128i *)(pe_act_s16(x + t * a->x_stride, a->k) + 16 * block);
+      _mm_store_si128((__m128i *)asum32[t], _mm_hadd_epi16(_mm_load_si128(v), _mm_load_si128(v + 1)));
+    }
+    pe_keep_in_memory();  /* loaded as broadcasts; from a register those are seven shuffles a token (104 : 107 GMAC/s, AVX2) */
+  }
   PE_UNROLL
   for (int t = 0; t < NT; t++) {
     const uint8_t *xt = x + t * a->x_stride;
-    const int16_t *asum = pe_act_s16(xt, a->k) + 16 * block;
-    int16_t asum32[8] __attribute__((aligned(16)));
+    const int16_t *asum = PER32(T) ? asum32[t] : pe_act_s16(xt, a->k) + 16 * block;
     vf da = vf_set(pe_act_d(xt, a->k)[block]);
     vi N[2];
-    if (PER32(T)) {
-      const __m128i *v = (const __m128i *)asum;
-      _mm_store_si128((__m128i *)asum32, _mm_hadd_epi16(_mm_load_si128(v), _mm_load_si128(v + 1)));
-      asum = asum32;
-    }
-    const int n_mn = MINIMA(T) || OFFSET(T) ? PER32(T) ? 4 : 8 : 0;
+    const int offset = BIASED(T, NV) ? 0 : OFFSET(T);
+    const int n_mn = MINIMA(T) || offset ? PER32(T) ? 4 : 8 : 0;
     PE_UNROLL
     for (int i = 0; i < n_mn; i++) {
       vi s = pe_bcast32(asum + 2 * i);
@@ -70,8 +74,8 @@ INLINE void finish(int T, int NT, int NV, vf *acc, vi S[8][2], const kpanel *p, 
         *to = vf_fma(da, vf_fms(p[v].d, vf_from_vi(S[t][v]), n), *to);
       } else {
         vi s = S[t][v];
-        if (OFFSET(T) == 127) s = vi_add32(vi_sub32(s, vi_sll32(N[v], 7)), N[v]);
-        else if (OFFSET(T)) s = vi_sub32(s, vi_sll32(N[v], OFFSET(T) == 32 ? 5 : 2));
+        if (offset == 127) s = vi_add32(vi_sub32(s, vi_sll32(N[v], 7)), N[v]);
+        else if (offset) s = vi_sub32(s, vi_sll32(N[v], offset == 32 ? 5 : 2));
         *to = vf_fma(da, vf_mul(p[v].d, vf_from_vi(s)), *to);
       }
     }
@@ -162,6 +166,7 @@ INLINE void many_group(int T, const pe_mm *m, int64_t row, int64_t t0, int64_t t
       for (int v = 0; v < 2; v++) {
         prefetch_block(T, &l[v], b0 + b, ahead);
         unpack(T, &l[v], (b0 + b) * BYTES(T), &p[2 * b + v], NULL);
+        finish_panel(T, &p[2 * b + v]);
       }
     int64_t t = t0;
     for (; t + TILE <= t1; t += TILE) tile(T, TILE, a, p, b0, n, t, sums + 2 * (t - t0));

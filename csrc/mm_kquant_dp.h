@@ -16,6 +16,7 @@
  * offset's share 127 * 8*32*4 064 = 132 128 768, both int32. */
 #define CODES {0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240}
 #define IQ4_OFFSET 127
+#define BIASED(T, NV) 0    /* mm_kquant_maddubs.h has such */
 
 #include "mm_kquant.h"
 
@@ -53,5 +54,7 @@ INLINE void block_sums(int T, int NT, int NV, vi S[8][2], const kpanel *p, const
       for (int v = 0; v < NV; v++) S[t][v] = scaled(T, S[t][v], s[t][v], p[v].sc[c0 / (PER32(T) ? 8 : 4)]);
   }
 }
+
+INLINE void finish_panel(int T, kpanel *p) { (void)T, (void)p; }
 
 #endif

@@ -20,6 +20,7 @@ INLINE vi vi_add8(vi a, vi b) { return _mm256_add_epi8(a, b); }
 INLINE vi vi_add16(vi a, vi b) { return _mm256_add_epi16(a, b); }
 INLINE vi vi_add32(vi a, vi b) { return _mm256_add_epi32(a, b); }
 INLINE vi vi_sub8(vi a, vi b) { return _mm256_sub_epi8(a, b); }
+INLINE vi vi_sub16(vi a, vi b) { return _mm256_sub_epi16(a, b); }
 INLINE vi vi_sub32(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 INLINE vi vi_max32(vi a, vi b) { return _mm256_max_epi32(a, b); }
 INLINE vi vi_mul16(vi a, vi b) { return _mm256_mullo_epi16(a, b); }    /* low halves of the products */
