@@ -40,8 +40,7 @@ extern const pe_row pe_rows_kquant_avx512[];
 #elif defined(__aarch64__)
 extern const pe_row pe_rows_block32_neon[];
 extern const pe_row pe_rows_block32_dotprod[];
-#endif
-#if defined(__aarch64__)
+extern const pe_row pe_rows_block32_i8mm[];
 extern const pe_row pe_rows_kquant_neon[];
 extern const pe_row pe_rows_kquant_dotprod[];
 #endif

@@ -21,8 +21,7 @@ static const pe_row *const row_tables[] = {
 #elif defined(__aarch64__)
     pe_rows_block32_neon,
     pe_rows_block32_dotprod,
-#endif
-#if defined(__aarch64__)
+    pe_rows_block32_i8mm,
     pe_rows_kquant_neon,
     pe_rows_kquant_dotprod,
 #endif

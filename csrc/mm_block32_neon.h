@@ -78,4 +78,38 @@ INLINE float32x4_t finish(int T, float32x4_t acc, int32x4_t isum, float32x4_t d,
   return acc;
 }
 
+/* Eight adjacent rows from `row` on, as two groups of four: two independent chains, which cores
+ * that run in order need. Where there are four or fewer, the second repeats the first. */
+typedef struct rows8 {
+  pe_rows4 l[2];
+} rows8;
+
+INLINE rows8 rows8_at(const pe_mm *a, int64_t row) {
+  rows8 r = {{pe_rows4_at(a, row), pe_rows4_at(a, a->r1 - row > 4 ? row + 4 : row)}};
+  r.l[0].skip = r.l[1].skip = 7 * a->w_stride;
+  return r;
+}
+
+/* Many tokens: eight rows are unpacked into a panel for a pass of tokens. */
+enum {
+  CHUNK = 32,   /* blocks per panel: 8 KB of quants, in 32 KB of L1 with the 1 KB of each of a tile's tokens */
+  TOKENS = 64,  /* per pass: their activations (160 KB at k = 2048) stay in L2 while a part's rows go by, and */
+};              /* unpacking costs 6 % of the products by sdot, 2 % of those without it */
+
+/* From a panel to the one to fetch meanwhile: the next columns, or the next rows. */
+INLINE int64_t next_panel(int T, const pe_mm *a, int64_t b0) {
+  return b0 + CHUNK < a->k / 32 ? CHUNK * BYTES(T) : 8 * a->w_stride - b0 * BYTES(T);
+}
+
+/* A file's many_group(T, a, row, t0, t1) as a kernel. */
+#define GROUP static __attribute__((noinline)) void
+#define MANY(T, name)                                                                          \
+  GROUP many_##name##_group(const pe_mm *a, int64_t row, int64_t t0, int64_t t1) { many_group(T, a, row, t0, t1); } \
+  static void mm_##name##_many(const pe_mm *a) {                                               \
+    for (int64_t t = 0; t < a->n; t += TOKENS)                                                 \
+      for (int64_t r = a->r0; r < a->r1; r += 8)                                               \
+        many_##name##_group(a, r, t, a->n - t < TOKENS ? a->n : t + TOKENS);                   \
+  }
+#define MANY_ROW(type, name) {"mm_" #name "_" TIER "_many", type, PE_ACT_Q32, TIER_ISA, 3, INT32_MAX, mm_##name##_many}
+
 #endif

@@ -8,18 +8,6 @@
  * panel for a pass of tokens. */
 #include "mm_block32_neon.h"
 
-/* Eight adjacent rows from `row` on, as two groups of four: two independent chains, which cores
- * that run in order need. Where there are four or fewer, the second repeats the first. */
-typedef struct rows8 {
-  pe_rows4 l[2];
-} rows8;
-
-INLINE rows8 rows8_at(const pe_mm *a, int64_t row) {
-  rows8 r = {{pe_rows4_at(a, row), pe_rows4_at(a, a->r1 - row > 4 ? row + 4 : row)}};
-  r.l[0].skip = r.l[1].skip = 7 * a->w_stride;
-  return r;
-}
-
 /* ---- one and two tokens ----------------------------------------------------------------- */
 
 INLINE void few_group(int T, int NT, const pe_mm *a, int64_t row) {
@@ -58,11 +46,6 @@ INLINE void few_group(int T, int NT, const pe_mm *a, int64_t row) {
 }
 
 /* ---- many tokens ------------------------------------------------------------------------ */
-
-enum {
-  CHUNK = 32,   /* blocks per panel: 8 KB of quants, in 32 KB of L1 with the 1 KB of each of a tile's tokens */
-  TOKENS = 64,  /* per pass: their activations (160 KB at k = 2048) stay in L2 while a part's rows go by, and */
-};              /* unpacking eight rows costs 6 % of the products, 2 % where these are slower */
 
 typedef struct panel {     /* block b; [2]: which half of the eight rows */
   int8x16_t w[CHUNK][8][2];
@@ -116,9 +99,7 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
   for (int64_t t = t0; t < t1; t++) p->sums[t - t0][0] = p->sums[t - t0][1] = vdupq_n_f32(0);
   for (int64_t b0 = 0; b0 < n_blocks; b0 += CHUNK) {
     int n = n_blocks - b0 < CHUNK ? (int)(n_blocks - b0) : CHUNK;
-    /* meanwhile fetch the next panel: the next columns, or the next rows */
-    int64_t ahead = b0 + CHUNK < n_blocks ? CHUNK * BYTES(T) : 8 * a->w_stride - b0 * BYTES(T);
-    fill_panel(T, p, &r, b0, n, ahead);
+    fill_panel(T, p, &r, b0, n, next_panel(T, a, b0));
     int64_t t = t0;
     for (; t + TILE <= t1; t += TILE) tile(T, TILE, p, a, b0, n, p->sums + (t - t0), t);
     if (TILE > 2 && t1 - t >= 2) tile(T, 2, p, a, b0, n, p->sums + (t - t0), t), t += 2;
@@ -130,22 +111,16 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
 
 /* ---- the table -------------------------------------------------------------------------- */
 
-#define GROUP static __attribute__((noinline)) void
 #define TYPE(T, name)                                                                          \
   GROUP one_##name##_group(const pe_mm *a, int64_t row) { few_group(T, 1, a, row); }           \
   GROUP two_##name##_group(const pe_mm *a, int64_t row) { few_group(T, 2, a, row); }           \
-  GROUP many_##name##_group(const pe_mm *a, int64_t row, int64_t t0, int64_t t1) { many_group(T, a, row, t0, t1); } \
   static void mm_##name##_one(const pe_mm *a) {                                                \
     for (int64_t r = a->r0; r < a->r1; r += 8) one_##name##_group(a, r);                       \
   }                                                                                            \
   static void mm_##name##_two(const pe_mm *a) {                                                \
     for (int64_t r = a->r0; r < a->r1; r += 8) two_##name##_group(a, r);                       \
   }                                                                                            \
-  static void mm_##name##_many(const pe_mm *a) {                                               \
-    for (int64_t t = 0; t < a->n; t += TOKENS)                                                 \
-      for (int64_t r = a->r0; r < a->r1; r += 8)                                               \
-        many_##name##_group(a, r, t, a->n - t < TOKENS ? a->n : t + TOKENS);                   \
-  }
+  MANY(T, name)
 
 TYPE(PE_Q4_0, q4_0)
 TYPE(PE_Q4_1, q4_1)
@@ -158,7 +133,7 @@ TYPE(PE_MXFP4, mxfp4)
 #define ROWS(type, name)                                                                       \
   {"mm_" #name "_" TIER "_one", type, PE_ACT_Q32, TIER_ISA, 1, 1, mm_##name##_one},            \
   {"mm_" #name "_" TIER "_few", type, PE_ACT_Q32, TIER_ISA, 2, 2, mm_##name##_two},            \
-  {"mm_" #name "_" TIER "_many", type, PE_ACT_Q32, TIER_ISA, 3, INT32_MAX, mm_##name##_many}
+  MANY_ROW(type, name)
 #define ALL_ROWS                                                                               \
   ROWS(PE_Q4_0, q4_0), ROWS(PE_Q4_1, q4_1), ROWS(PE_Q5_0, q5_0), ROWS(PE_Q5_1, q5_1),          \
   ROWS(PE_Q8_0, q8_0), ROWS(PE_IQ4_NL, iq4_nl), ROWS(PE_MXFP4, mxfp4), {0}
