@@ -8,6 +8,7 @@
 #define BYTES(T) \
   ((T) == PE_Q2_K ? 84 : (T) == PE_Q3_K ? 110 : (T) == PE_Q4_K ? 144 : (T) == PE_Q5_K ? 176 : (T) == PE_Q6_K ? 210 : 136)
 #define MINIMA(T) ((T) == PE_Q2_K || (T) == PE_Q4_K || (T) == PE_Q5_K)
+#define OFFSET(T) ((T) == PE_Q3_K ? 4 : (T) == PE_Q6_K ? 32 : (T) == PE_IQ4_XS ? IQ4_OFFSET : 0)
 #define PER32(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_IQ4_XS)  /* a scale per 32 elements, else per 16 */
 
 typedef struct kpanel {    /* one block of LANES rows; dword lane i is row i */
@@ -66,7 +67,7 @@ INLINE void unpack_q2_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
   pe_transpose16(v, l, off);
   PE_UNROLL
   for (int i = 0; i < 4; i++) s[i] = pe_nib_lo(v[i]), m[i] = pe_nib_hi(v[i]);
-  scales(p, 16, s, m, SCALE(PE_Q2_K), 0);
+  scales(p, 16, s, m, SCALE(PE_Q2_K, o), 0);
   PE_UNROLL
   for (int i = 0; i < 4; i++) {  /* 16 bytes: half i/2, elements 16*(i%2).. of its four groups of 32 */
     pe_transpose16(v, l, off + 16 + 16 * i);
@@ -94,7 +95,7 @@ INLINE void unpack_q3_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
   s[3] = or_bits(pe_nib_hi(v[1]), v[2], 2, 0x30);
   PE_UNROLL
   for (int i = 0; i < 4; i++) s[i] = vi_sub8(s[i], vi_set8(32));
-  scales(p, 16, s, s, SCALE(PE_Q3_K), 1);
+  scales(p, 16, s, s, SCALE(PE_Q3_K, o), 1);
   PE_UNROLL
   for (int e = 0; e < 2; e++) {
     pe_transpose16(h, l, off + 16 * e);
@@ -116,7 +117,7 @@ INLINE void unpack_q3_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
 }
 
 /* d, dmin and the twelve bytes of 6-bit scales and minima of Q4_K and Q5_K. */
-INLINE void header_q4_k(int T, const pe_lanes *l, int64_t off, kpanel *p) {
+INLINE void header_q4_k(int T, const pe_lanes *l, int64_t off, kpanel *p, const one *o) {
   vi v[4], s[2], m[2];
   pe_transpose16(v, l, off);
   pe_half_pairs(v[0], &p->d, &p->dmin);
@@ -124,11 +125,11 @@ INLINE void header_q4_k(int T, const pe_lanes *l, int64_t off, kpanel *p) {
   m[0] = and8(v[2], 63);
   s[1] = or_bits(pe_nib_lo(v[3]), v[1], 2, 0x30);
   m[1] = or_bits(pe_nib_hi(v[3]), v[2], 2, 0x30);
-  scales(p, 8, s, m, SCALE(T), 0);
+  scales(p, 8, s, m, SCALE(T, o), 0);
 }
 
 INLINE void unpack_q4_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
-  header_q4_k(PE_Q4_K, l, off, p);
+  header_q4_k(PE_Q4_K, l, off, p, o);
   PE_UNROLL
   for (int i = 0; i < 8; i++) {  /* 16 bytes: the low nibbles, and 32 elements on, the high ones */
     vi v[4], w[4];
@@ -143,7 +144,7 @@ INLINE void unpack_q4_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
 }
 
 INLINE void unpack_q5_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
-  header_q4_k(PE_Q5_K, l, off, p);
+  header_q4_k(PE_Q5_K, l, off, p, o);
   PE_UNROLL
   for (int e = 0; e < 2; e++) {
     vi v[4], h[4], w[4];
@@ -165,7 +166,7 @@ INLINE void unpack_q6_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
   vi v[4], h[4], w[4];
   p->d = pe_half_at_end(l, off + 208);
   pe_transpose16(v, l, off + 192);
-  scales(p, 16, v, v, SCALE(PE_Q6_K), 1);
+  scales(p, 16, v, v, SCALE(PE_Q6_K, o), 1);
   PE_UNROLL
   for (int i = 0; i < 4; i++) {  /* half i/2, elements 16*(i%2).. of its four groups of 32 */
     const int j = i / 2 * 8 + i % 2;
@@ -202,7 +203,7 @@ INLINE void unpack_iq4_xs(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
                  vi_or(vi_and(h[i], vi_set32(0x300000)), vi_and(vi_srl16(h[i], 2), vi_set32(0x30000000))));
     s[i] = vi_sub8(vi_or(s[i], h[i]), vi_set8(32));
   }
-  scales(p, 8, s, s, SCALE(PE_IQ4_XS), 1);
+  scales(p, 8, s, s, SCALE(PE_IQ4_XS, o), 1);
   PE_UNROLL
   for (int i = 0; i < 8; i++) {  /* 16 bytes are 32 elements */
     pe_transpose16(v, l, off + 8 + 16 * i);

@@ -38,11 +38,9 @@ INLINE void take_strip(int T, int j, const vi w[4], int up, kpanel *p, one *o) {
 
 /* ---- a block times tokens --------------------------------------------------------------- */
 
-#define OFFSET(T) ((T) == PE_Q3_K ? 4 : (T) == PE_Q6_K ? 32 : (T) == PE_IQ4_XS ? IQ4_OFFSET : 0)
-
 /* One block's S into the accumulators [token][vector]. The minima or the offset times the
  * scales meet the sums of the activations, two sub-blocks per madd. */
-INLINE void finish(int T, int NT, int NV, vf *acc, vi S[8][2], const kpanel *p, const pe_mm *a, const uint8_t *x, int64_t block) {
+INLINE void finish(int T, int offset, int NT, int NV, vf *acc, vi S[8][2], const kpanel *p, const pe_mm *a, const uint8_t *x, int64_t block) {
   int16_t asum32[8][8] __attribute__((aligned(16)));
   if (PER32(T)) {
     PE_UNROLL
@@ -58,7 +56,6 @@ INLINE void finish(int T, int NT, int NV, vf *acc, vi S[8][2], const kpanel *p, 
     const int16_t *asum = PER32(T) ? asum32[t] : pe_act_s16(xt, a->k) + 16 * block;
     vf da = vf_set(pe_act_d(xt, a->k)[block]);
     vi N[2];
-    const int offset = BIASED(T, NV) ? 0 : OFFSET(T);
     const int n_mn = MINIMA(T) || offset ? PER32(T) ? 4 : 8 : 0;
     PE_UNROLL
     for (int i = 0; i < n_mn; i++) {
@@ -82,10 +79,10 @@ INLINE void finish(int T, int NT, int NV, vf *acc, vi S[8][2], const kpanel *p, 
   }
 }
 
-INLINE void block_tokens(int T, int NT, int NV, vf *acc, const kpanel *p, const pe_mm *a, const uint8_t *x, int64_t block) {
+INLINE void block_tokens(int T, int small, int NT, int NV, vf *acc, const kpanel *p, const pe_mm *a, const uint8_t *x, int64_t block) {
   vi S[8][2];
-  block_sums(T, NT, NV, S, p, pe_act_q(x) + 256 * block, a->x_stride);
-  finish(T, NT, NV, acc, S, p, a, x, block);
+  block_sums(T, small, NT, NV, S, p, pe_act_q(x) + 256 * block, pe_act_s16(x, a->k) + 16 * block, a->x_stride);
+  finish(T, small || BIASED(T, NV) ? 0 : OFFSET(T), NT, NV, acc, S, p, a, x, block);
 }
 
 /* ---- one and few tokens ----------------------------------------------------------------- */
@@ -106,7 +103,7 @@ INLINE void one_group(int T, const pe_mm *m, const pe_lanes *l) {
     unpack(T, l, b * BYTES(T), &p, &o);
     vi S[8][2];
     S[0][0] = o.S;
-    finish(T, 1, 1, &acc, S, &p, a, a->x, b);
+    finish(T, OFFSET(T), 1, 1, &acc, S, &p, a, a->x, b);
   }
   pe_store(a->y, l, acc);
 }
@@ -122,10 +119,10 @@ INLINE void few_group(int T, const pe_mm *m, const pe_lanes *l) {
     unpack(T, l, b * BYTES(T), &p, NULL);
     int64_t t = 0;
     if (FEW_TILE >= 8)
-      for (; t + 8 <= a->n; t += 8) block_tokens(T, 8, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
-    for (; t + 4 <= a->n; t += 4) block_tokens(T, 4, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
-    for (; t + 2 <= a->n; t += 2) block_tokens(T, 2, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
-    for (; t < a->n; t++) block_tokens(T, 1, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
+      for (; t + 8 <= a->n; t += 8) block_tokens(T, 0, 8, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
+    for (; t + 4 <= a->n; t += 4) block_tokens(T, 0, 4, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
+    for (; t + 2 <= a->n; t += 2) block_tokens(T, 0, 2, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
+    for (; t < a->n; t++) block_tokens(T, 0, 1, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
   }
   for (int64_t t = 0; t < a->n; t++) pe_store(a->y + t * a->y_stride, l, acc[t]);
 }
@@ -137,22 +134,47 @@ enum {
   CHUNK = 32 / LANES,      /* blocks per panel: 16 KB of quants and 1.5 to 6 KB of scales */
   TOKENS = 16384 / LANES,  /* per pass: their sums of two vectors take 128 KB */
 };
-_Static_assert(sizeof(kpanel) * 2 * CHUNK + TOKENS * 4 * ROWS <= PE_SCRATCH, "panel and sums fit the scratch");
+typedef struct panel {
+  kpanel p[CHUNK][2];
+  vf sums[TOKENS][2];
+  uint8_t small[];         /* [tile][block], see SMALL */
+} panel;
+enum { SMALL_BYTES = PE_SCRATCH - sizeof(panel) };
+_Static_assert(SMALL_BYTES > 65536, "panel and sums fit the scratch");
 
-INLINE void tile(int T, int NT, const pe_mm *a, const kpanel *p, int64_t b0, int n_blocks, int64_t t0, vf *sums) {
-  const uint8_t *x = a->x + t0 * a->x_stride;
+/* Whether each 16 activations of block b of a tile add up to `most` at most in absolute value: seventeen
+ * instructions a token (AVX-512), where a block of 128 rows takes eight times 85. */
+INLINE int is_small(const pe_mm *a, const uint8_t *x, int64_t b, int most) {
+  vi max = vi_zero();
+  for (int t = 0; t < TILE; t++) {
+    const uint8_t *q = x + t * a->x_stride + 256 * b;
+    for (int i = 0; i < 256; i += 8 * LANES) {
+      vi lo = vi_sum8_abs(q + i), hi = vi_sum8_abs(q + i + 4 * LANES);
+      max = vi_max32(max, vi_add32(vi_unpacklo64(lo, hi), vi_unpackhi64(lo, hi)));
+    }
+  }
+  return vi_all_below(max, most + 1);
+}
+
+INLINE void tile(int T, int NT, const pe_mm *a, panel *p, int64_t b0, int n_blocks, int64_t t0, int64_t t, const uint8_t *small) {
+  const uint8_t *x = a->x + t * a->x_stride;
+  vf *sums = p->sums[t - t0];
   if (b0 == 0)
     for (int i = 0; i < 2 * NT; i++) sums[i] = vf_zero();
+  for (int64_t i = NT; i < 2 * NT; i++) {  /* the next tile's scales and sums; its quants come by themselves */
+    _mm_prefetch((const char *)((uintptr_t)(pe_act_d(x, a->k) + b0) + (uintptr_t)(i * a->x_stride)), _MM_HINT_T0);
+    _mm_prefetch((const char *)((uintptr_t)(pe_act_s16(x, a->k) + 16 * b0) + (uintptr_t)(i * a->x_stride)), _MM_HINT_T0);
+  }
   for (int b = 0; b < n_blocks; b++) {
-    block_tokens(T, NT, 2, sums, p + 2 * b, a, x, b0 + b);
+    if (SMALL(T) && NT == TILE && small && small[b0 + b]) block_tokens(T, 1, NT, 2, sums, p->p[b], a, x, b0 + b);
+    else block_tokens(T, 0, NT, 2, sums, p->p[b], a, x, b0 + b);
     pe_keep_in_memory();
   }
 }
 
-INLINE void many_group(int T, const pe_mm *m, int64_t row, int64_t t0, int64_t t1) {
+INLINE void many_group(int T, const pe_mm *m, int64_t row, int64_t t0, int64_t t1, int has_small) {
   const pe_mm copy = *m, *a = &copy;  /* the stores of sums might change *m, as far as the compiler knows */
-  kpanel *p = a->scratch;
-  vf *sums = (vf *)(p + 2 * CHUNK);
+  panel *p = a->scratch;
   int64_t n_blocks = a->k / 256;
   int rows = a->r1 - row < ROWS ? (int)(a->r1 - row) : ROWS;
   pe_lanes l[2];
@@ -165,19 +187,34 @@ INLINE void many_group(int T, const pe_mm *m, int64_t row, int64_t t0, int64_t t
     for (int b = 0; b < n; b++)
       for (int v = 0; v < 2; v++) {
         prefetch_block(T, &l[v], b0 + b, ahead);
-        unpack(T, &l[v], (b0 + b) * BYTES(T), &p[2 * b + v], NULL);
-        finish_panel(T, &p[2 * b + v]);
+        unpack(T, &l[v], (b0 + b) * BYTES(T), &p->p[b][v], NULL);
+        finish_panel(T, &p->p[b][v]);
       }
     int64_t t = t0;
-    for (; t + TILE <= t1; t += TILE) tile(T, TILE, a, p, b0, n, t, sums + 2 * (t - t0));
+    for (; t + TILE <= t1; t += TILE) tile(T, TILE, a, p, b0, n, t0, t, has_small ? p->small + (t - t0) / TILE * n_blocks : NULL);
     if (TILE > 4)
-      for (; t + 4 <= t1; t += 4) tile(T, 4, a, p, b0, n, t, sums + 2 * (t - t0));
-    for (; t + 2 <= t1; t += 2) tile(T, 2, a, p, b0, n, t, sums + 2 * (t - t0));
-    for (; t < t1; t++) tile(T, 1, a, p, b0, n, t, sums + 2 * (t - t0));
+      for (; t + 4 <= t1; t += 4) tile(T, 4, a, p, b0, n, t0, t, NULL);
+    for (; t + 2 <= t1; t += 2) tile(T, 2, a, p, b0, n, t0, t, NULL);
+    for (; t < t1; t++) tile(T, 1, a, p, b0, n, t0, t, NULL);
   }
   for (int64_t t = t0; t < t1; t++) {
-    pe_store(a->y + t * a->y_stride, &l[0], sums[2 * (t - t0)]);
-    if (rows > LANES) pe_store(a->y + t * a->y_stride, &l[1], sums[2 * (t - t0) + 1]);
+    pe_store(a->y + t * a->y_stride, &l[0], p->sums[t - t0][0]);
+    if (rows > LANES) pe_store(a->y + t * a->y_stride, &l[1], p->sums[t - t0][1]);
+  }
+}
+
+/* All rows of a part. */
+INLINE void many(int T, const pe_mm *a, void (*group)(const pe_mm *, int64_t, int64_t, int64_t, int)) {
+  int64_t n_blocks = a->k / 256;
+  for (int64_t t0 = 0; t0 < a->n; t0 += TOKENS) {
+    int64_t t1 = a->n - t0 < TOKENS ? a->n : t0 + TOKENS;
+    int has_small = SMALL(T) && (t1 - t0) / TILE * n_blocks <= SMALL_BYTES;
+    if (has_small) {
+      uint8_t *small = ((panel *)a->scratch)->small;
+      for (int64_t t = t0; t + TILE <= t1; t += TILE)
+        for (int64_t b = 0; b < n_blocks; b++) *small++ = is_small(a, a->x + t * a->x_stride, b, SMALL(T));
+    }
+    for (int64_t r = a->r0; r < a->r1; r += ROWS) group(a, r, t0, t1, has_small);
   }
 }
 
@@ -187,14 +224,10 @@ INLINE void many_group(int T, const pe_mm *m, int64_t row, int64_t t0, int64_t t
 #define TYPE(T, name)                                                                         \
   GROUP one_##name##_group(const pe_mm *a, const pe_lanes *l) { one_group(T, a, l); }         \
   GROUP few_##name##_group(const pe_mm *a, const pe_lanes *l) { few_group(T, a, l); }         \
-  GROUP many_##name##_group(const pe_mm *a, int64_t r, int64_t t0, int64_t t1) { many_group(T, a, r, t0, t1); } \
+  GROUP many_##name##_group(const pe_mm *a, int64_t r, int64_t t0, int64_t t1, int small) { many_group(T, a, r, t0, t1, small); } \
   static void mm_##name##_one(const pe_mm *a) { pe_far_rows(a, one_##name##_group); }         \
   static void mm_##name##_few(const pe_mm *a) { pe_far_rows(a, few_##name##_group); }         \
-  static void mm_##name##_many(const pe_mm *a) {                                              \
-    for (int64_t t = 0; t < a->n; t += TOKENS)                                                \
-      for (int64_t r = a->r0; r < a->r1; r += ROWS)                                           \
-        many_##name##_group(a, r, t, a->n - t < TOKENS ? a->n : t + TOKENS);                  \
-  }
+  static void mm_##name##_many(const pe_mm *a) { many(T, a, many_##name##_group); }
 
 TYPE(PE_Q2_K, q2_k)
 TYPE(PE_Q3_K, q3_k)

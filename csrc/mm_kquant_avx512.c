@@ -4,7 +4,7 @@
 #include "mm_avx512.h"
 #include "mm_kquant_dp.h"
 
-enum { TILE = 6, FEW_TILE = 8 };  /* tokens: with two vectors of rows, with one */
+enum { TILE = 8, FEW_TILE = 8 };  /* tokens: with two vectors of rows, with one */
 #define TABLE pe_rows_kquant_avx512
 #include "mm_kquant.inl.c"
 

@@ -10,7 +10,7 @@
  * - vpmulld and an add, three operations, for the sub-block's whole sum: Q5_K (125 984 per 32),
  *   Q6_K (128 016 per 16), IQ4_XS (240*127*32 = 975 360). */
 #define BY_DP2(T) ((T) == PE_Q2_K || (T) == PE_Q3_K || (T) == PE_Q4_K)
-#define SCALE(T) (BY_DP2(T) ? LOW16 : INT32)
+#define SCALE(T, one) (BY_DP2(T) || ((T) == PE_Q6_K && !(one)) ? LOW16 : INT32)
 #define UP4 4              /* high nibbles stay high: 16 elements are 487 680, shifted down once */
 /* vpdpbusd wants weights from 0 on: w + 127; S is at most 8*32*975 360 = 249 692 160 and the
  * offset's share 127 * 8*32*4 064 = 132 128 768, both int32. */
@@ -20,8 +20,14 @@
 
 #include "mm_kquant.h"
 
-INLINE vi scaled(int T, vi S, vi isum, vi sc) {
-  return BY_DP2(T) ? vi_dp2(S, isum, sc) : vi_add32(S, vi_mul32(isum, sc));
+/* Many tokens: if no 16 activations of a block add up to more than SMALL in absolute value (a mean of 64;
+ * of normally distributed ones it is 36), sums fit int16 that otherwise might not, and take one vpdpwssd:
+ * 32 elements of Q4_K (15 * 2*1023 = 30 690), 16 of Q5_K (31 713) and, their offset taken off at the start,
+ * of Q6_K (32 * 1023 = 32 736). mm_kquant.inl.c looks once for all rows of a part. */
+#define SMALL(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_Q6_K ? 1023 : 0)
+
+INLINE vi scaled(int by_dp2, vi S, vi isum, vi sc) {
+  return by_dp2 ? vi_dp2(S, isum, sc) : vi_add32(S, vi_mul32(isum, sc));
 }
 
 INLINE vi strip_times(int T, vi S, const vi w[4], int up, const int8_t *q, vi sc) {
@@ -29,29 +35,43 @@ INLINE vi strip_times(int T, vi S, const vi w[4], int up, const int8_t *q, vi sc
   PE_UNROLL
   for (int c = 0; c < 4; c++) s = vi_dp4(s, w[c], pe_bcast32(q + 4 * c));
   if (up) s = vi_sra32(s, up);
-  return scaled(T, S, s, sc);
+  return scaled(BY_DP2(T), S, s, sc);
 }
 
-/* S of a block for NT tokens and NV vectors of rows. */
-INLINE void block_sums(int T, int NT, int NV, vi S[8][2], const kpanel *p, const int8_t *q, int64_t stride) {
-  const int run = BY_DP2(T) || !PER32(T) ? 4 : 8;
+/* S of a block for NT tokens and NV vectors of rows; of Q6_K with small activations, offset and all. */
+INLINE void block_sums(int T, int small, int NT, int NV, vi S[8][2], const kpanel *p, const int8_t *q, const int16_t *asum,
+                       int64_t stride) {
+  const int by_dp2 = BY_DP2(T) || small, run = small ? (T == PE_Q4_K ? 8 : 4) : BY_DP2(T) || !PER32(T) ? 4 : 8;
+  int32_t start[8][16] __attribute__((aligned(64)));
+  if (small && OFFSET(T))
+    for (int t = 0; t < NT; t++)
+      for (int i = 0; i < 16; i++) start[t][i] = -OFFSET(T) * ((const int16_t *)((const uint8_t *)asum + t * stride))[i];
   PE_UNROLL
   for (int t = 0; t < NT; t++)
+    PE_UNROLL
     for (int v = 0; v < NV; v++) S[t][v] = vi_zero();
-  for (int c0 = 0; c0 < 64; c0 += run) {  /* not unrolled: the sums get the registers, S waits in memory */
+  for (int c0 = 0; c0 < 64; c0 += run) {  /* not unrolled: code for one run */
     vi s[8][2];
     PE_UNROLL
     for (int c = 0; c < run; c++)
       PE_UNROLL
       for (int t = 0; t < NT; t++) {
-        vi x = pe_bcast32(q + t * stride + 4 * (c0 + c));
+        vi b = pe_bcast32(q + t * stride + 4 * (c0 + c));
         PE_UNROLL
-        for (int v = 0; v < NV; v++) s[t][v] = vi_dp4(c == 0 ? vi_zero() : s[t][v], p[v].w[c0 + c], x);
+        for (int v = 0; v < NV; v++) {
+          vi from = c > 0 ? s[t][v] : small && OFFSET(T) ? vi_set32(start[t][c0 / 4]) : vi_zero();
+          if (c == 0) pe_pin(&from);
+          s[t][v] = vi_dp4(from, p[v].w[c0 + c], b);
+          pe_pin(&s[t][v]);
+        }
       }
     PE_UNROLL
-    for (int t = 0; t < NT; t++)
+    for (int v = 0; v < NV; v++) {
+      vi sc = p[v].sc[c0 / (PER32(T) ? 8 : 4)];
+      if (T == PE_Q6_K && !small) sc = vi_sra32(vi_sll32(sc, 16), 16);
       PE_UNROLL
-      for (int v = 0; v < NV; v++) S[t][v] = scaled(T, S[t][v], s[t][v], p[v].sc[c0 / (PER32(T) ? 8 : 4)]);
+      for (int t = 0; t < NT; t++) S[t][v] = scaled(by_dp2, S[t][v], s[t][v], sc), pe_pin(&S[t][v]);
+    }
   }
 }
 

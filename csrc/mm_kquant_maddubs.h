@@ -4,7 +4,8 @@
 #ifndef PE_MM_KQUANT_DOT_H
 #define PE_MM_KQUANT_DOT_H
 
-#define SCALE(T) TWICE16
+#define SCALE(T, one) TWICE16
+#define SMALL(T) 0         /* mm_kquant_dp.h has such */
 #define UP4 0              /* 16*15*127 * 2 does not fit int16: high nibbles are shifted down */
 /* vpmaddubsw wants one side unsigned. Pairs of 127*127*2 = 32 258 fit only alone, and values
  * from 0 on (w + 127) not at all: w stays signed and gives its sign to the activation. */
@@ -105,7 +106,9 @@ INLINE void eight(int T, int NT, int NV, vi S[8][2], vi s[8][2], const uint8_t *
     }
 }
 
-INLINE void block_sums(int T, int NT, int NV, vi S[8][2], const kpanel *p, const int8_t *quants, int64_t stride) {
+INLINE void block_sums(int T, int small, int NT, int NV, vi S[8][2], const kpanel *p, const int8_t *quants, const int16_t *asum,
+                       int64_t stride) {
+  (void)small, (void)asum;
   vi s[8][2];
   uint8_t q128[8][256] __attribute__((aligned(64)));
   const uint8_t *w = (const uint8_t *)p->w, *sc = (const uint8_t *)p->sc, *bias = (const uint8_t *)p->bias, *q = (const uint8_t *)quants;

@@ -79,7 +79,7 @@ class Case:
             x = x.view(np.uint32) >> 16 if name == "BF16" else x.astype(np.float16) if name == "F16" else x
             return np.ascontiguousarray(x.astype(np.uint16) if name == "BF16" else x).view(np.uint8)
         blocks = rng.integers(0, 256, (self.k // block, size), np.uint8)
-        if style == "extreme":
+        if style in ("extreme", "edge"):
             blocks[:] = rng.choice([0, 255, 128, 127], (self.k // block, 1))
         if name == "MXFP4" and style == "random":  # its scale is a byte; any byte in the other styles
             blocks[:, 0] = rng.integers(100, 150, len(blocks))
@@ -100,6 +100,11 @@ class Case:
         q = rng.integers(-127, 128, k).astype(np.int8)
         if style == "extreme":
             q[:] = (-127, 127, rng.choice([-127, 127], k))[t % 3]
+        if style == "edge":  # each 16 add up to 1023 in absolute value, but one in every eleventh token to 1024
+            q[:] = 64
+            q[::16] = 63
+            q[-16] += t % 11 == 0
+            q *= (1, -1, rng.choice([-1, 1], k).astype(np.int8))[t % 3]
         block = 32 if act == quants.ACT_Q32 else 256
         d = rng.standard_normal(k // block).astype(np.float32)
         if style == "nonfinite":
@@ -169,6 +174,15 @@ def test_extremes(row, style):
         assert style != "nonfinite" or np.isnan(c.y[:, :35]).any()
         for n in token_counts(row, max(13, row.n_min + 2)):
             c.check(row, 0, 35, 27 - n, 27)
+
+
+@pytest.mark.parametrize("row", [r for r in TESTED if r.n_max > 1000 and r.act == quants.ACT_Q256], ids=lambda r: ffi.string(r.name).decode())
+def test_activations_at_the_edge_of_small(row):
+    """Sums that just fit int16, and blocks with some that just do not."""
+    for k in (256, 1280):
+        c = case(row.wtype, k, 35, 61, style="edge")
+        for n in (17, 31, 32, 47, 61):
+            c.check(row, 0, 35, 61 - n, 61)
 
 
 @pytest.mark.parametrize("row", TESTED, ids=NAMES)
