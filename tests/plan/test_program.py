@@ -129,7 +129,7 @@ def test_one_answer(tiny, runner, arch, weight_type):
 
 @pytest.mark.parametrize("weight_type", ["F32", "Q8_0", "Q4_K"])
 def test_a_step_longer_than_a_piece_of_the_ffn(tiny, runner, weight_type):
-    """FFN takes 512 tokens at a time: 600 in one step, the last piece being short, are the bits of chunks of 64."""
+    """FFN takes 256 tokens at a time: 600 in one step, the last piece being short, are the bits of chunks of 64."""
     tokens = [RNG.randrange(3, 300) for _ in range(600)]
     file = tiny(arch="llama", weight_type=weight_type, n_embd=256, n_ff=(256,))
     whole, cut = (runner(file, n_ctx=640, max_tokens=640) for _ in range(2))
