@@ -62,8 +62,9 @@ def tell(text):
 
 
 def command(*args, **how):
-    """Runs quietly; what a failing command said is shown."""
-    done = subprocess.run([str(a) for a in args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **how)
+    """Runs quietly and returns the output; what a failing command said is shown."""
+    how = {"stderr": subprocess.STDOUT, **how}
+    done = subprocess.run([str(a) for a in args], stdout=subprocess.PIPE, text=True, **how)
     if done.returncode:
         fail(f"{' '.join(str(a) for a in args)[:300]}\nended with {done.returncode}:\n{done.stdout[-4000:]}")
     return done.stdout
