@@ -1,4 +1,4 @@
-# run, test, test-long, bench, check, wheels. Everything lands in .venv and build/; models in the
+# run, test, test-long, test-arm, bench, check, wheels. Everything lands in .venv and build/; models in the
 # user's cache (PYENGINE_CACHE moves it). Stamps keep a repeated make quick.
 # PYTHON=python3.12 make ... chooses the interpreter, CC=clang the compiler.
 
@@ -10,7 +10,7 @@ PROMPT  ?= Explain in one sentence why the sky is blue.
 SOURCES := setup.py $(wildcard csrc/*.c csrc/*.h)
 
 .NOTPARALLEL:
-.PHONY: all run test test-long bench check check-tests check-threads check-fuzz check-oracle models wheels clean
+.PHONY: all run test test-long test-arm bench check check-tests check-threads check-fuzz check-oracle models wheels clean
 all: $(VENV)/.native
 
 run: $(VENV)/.native
@@ -22,6 +22,10 @@ test: $(VENV)/.test $(VENV)/.native models
 
 test-long: $(VENV)/.test $(VENV)/.native models
 	$(BIN)/python -m pytest -m "long and not campaign" $(TESTS)
+
+# The wheels on emulated CPUs: ARM, and x86 without AVX2 (tools/emulate.py). ARM=--short is what CI runs.
+test-arm: $(VENV)/.test $(VENV)/.wheels $(VENV)/.native models
+	$(BIN)/python tools/emulate.py test $(ARM)
 
 # Kernels and ops on their own, then beside the peers that PYENGINE_BENCH_* name (bench/compare.py); BENCH= passes options.
 bench: $(VENV)/.bench $(VENV)/.native models

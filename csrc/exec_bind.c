@@ -226,6 +226,10 @@ int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_r
     if (bytes > p->thread_bytes) p->thread_bytes = bytes;
   }
   p->thread_bytes += PE_SCRATCH + p->row_bytes;
+  if (p->thread_bytes > (PTRDIFF_MAX - 64) / n_threads) {   /* more than 32 bits address */
+    pe_prog_free(p);
+    return PE_ENOMEM;
+  }
   size_t scratch = (size_t)n_threads * (size_t)p->thread_bytes;
   p->insns = copy_of(insns, ni, sizeof *insns), p->regions = copy_of(regions, (size_t)n_regions, sizeof *regions);
   p->scratch_base = malloc(scratch + 64);

@@ -5,6 +5,7 @@ Knows nothing of GGUF's contents. Imported by metadata and gguf.
 import mmap
 import os
 import stat
+import sys
 import threading
 
 from pyengine.errors import ClosedError, FileChangedError, GGUFError, MemoryBudgetError, escaped
@@ -94,13 +95,13 @@ class MappedFile:
             return mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
         except (OSError, OverflowError, ValueError) as e:
             self.check_unchanged()  # a file cut meanwhile cannot be mapped at its old size
-            raise MemoryBudgetError(f"{shown(self.path)}: cannot map {self.size} bytes: {e}") from None
+            raise MemoryBudgetError(f"{shown(self.path)}: cannot map {self.size} bytes: {self._why(e)}") from None
 
     def _private(self) -> mmap.mmap:
         try:
             memory = mmap.mmap(-1, self.size)
         except (OSError, OverflowError, ValueError) as e:
-            raise MemoryBudgetError(f"{shown(self.path)}: cannot allocate {self.size} bytes: {e}") from None
+            raise MemoryBudgetError(f"{shown(self.path)}: cannot allocate {self.size} bytes: {self._why(e)}") from None
         done = 0
         with memoryview(memory) as view:
             while done < self.size:
@@ -111,6 +112,13 @@ class MappedFile:
                                            f"expected {self.size}")
                 done += n
         return memory
+
+    def _why(self, e: Exception) -> str:
+        """A 32-bit process runs out of addresses, whatever memory there is."""
+        if self.size > sys.maxsize:
+            return (f"a 32-bit process can map at most {sys.maxsize} bytes of a file; "
+                    "a smaller model or quantization, or a 64-bit system is needed")
+        return f"{e}" if sys.maxsize > 2**32 else f"{e} (a 32-bit process has 2 to 3 GB of addresses in all)"
 
     @property
     def address(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from faults_gguf import (F32, F64, FORMATS, I32, KEYS, STRING, TENSORS, U16, U32, gguf, info, kv,
                          kv_array, nbytes, tiny, with_tensors)
 
-from pyengine.errors import ClosedError, GGUFError, quoted
+from pyengine.errors import ClosedError, GGUFError, MemoryBudgetError, quoted
 from pyengine.gguf import GGUF, TENSOR_TYPES
 
 ROOT = Path(__file__).parent.parent
@@ -357,3 +357,19 @@ def test_read_ahead_fetches_a_cold_file(tmp_path):
         assert file.read_ahead() is None
     with GGUF(path, mmap=False) as g:
         assert g.files[0].read_ahead() is None  # in private memory already
+
+
+@pytest.mark.parametrize("use_mmap", [True, False])
+def test_a_file_larger_than_32_bits_address(tmp_path, use_mmap):
+    """Five gigabytes, nearly all of them a hole: mapped by a 64-bit process, refused with the reason by another."""
+    n = 5 << 28
+    path = write(tmp_path, gguf([kv("general.architecture", STRING, "llama")], [info("big", [n], F32, 0)]))
+    os.truncate(path, path.stat().st_size + 4 * n)
+    if sys.maxsize > 2**32:
+        if not use_mmap:
+            pytest.skip("would take five gigabytes of memory")
+        with GGUF(path) as g:
+            assert g.files[0].size == path.stat().st_size > 4 * n and g.tensors["big"].nbytes == 4 * n
+    else:
+        with pytest.raises(MemoryBudgetError, match=f"a 32-bit process can map at most {sys.maxsize} bytes"):
+            GGUF(path, mmap=use_mmap)
