@@ -363,7 +363,7 @@ def test_read_ahead_fetches_a_cold_file(tmp_path):
 def test_a_file_larger_than_32_bits_address(tmp_path, use_mmap):
     """Five gigabytes, nearly all of them a hole: mapped by a 64-bit process, refused with the reason by another."""
     n = 5 << 28
-    path = write(tmp_path, gguf([kv("general.architecture", STRING, "llama")], [info("big", [n], F32, 0)]))
+    path = write(tmp_path, gguf([kv("general.architecture", STRING, "llama")], [info("big", [n], 0, 0)]))
     os.truncate(path, path.stat().st_size + 4 * n)
     if sys.maxsize > 2**32:
         if not use_mmap:
