@@ -13,6 +13,7 @@ Processes that a test starts by sys.executable do not work here.
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -61,7 +62,8 @@ def compile_extension(env, cc, objects, target):
     import setup
 
     objects.mkdir(exist_ok=True)
-    extension = setup.ffi.distutils_extension(str(objects / "generated"), verbose=False)
+    with contextlib.redirect_stdout(None):
+        extension = setup.ffi.distutils_extension(str(objects / "generated"))
     include = env.root / "usr/include"
     flags = [*extension.extra_compile_args, "-fPIC", "-DNDEBUG", f"-I{include}", f"-I{include}/python3.11",
              *(f"-I{folder}" for folder in extension.include_dirs)]
@@ -273,6 +275,8 @@ def difference(expected, found, where):
 
 def test(options):
     started = time.monotonic()
+    if options.short:
+        os.environ["PYENGINE_TEST_SHORT"] = "1"  # tests/kernels/test_mm.py
     sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
     environments = {}
     for name, machine in MACHINES.items():
