@@ -49,8 +49,8 @@ INLINE void qk_block(int type, int R, int T, float *p, const float *const *q, co
       UNROLL for (int t = 0; t < (T + 1) / 2; t++) fetch(ahead + 32 * T * d + 64 * t);
     UNROLL for (int t = 0; t < T; t++) kd[t] = load_kv(type, k, (t * dk + d) * 16);
     UNROLL for (int r = 0; r < R; r++) {
-      v16 b = v16_set(qr[r][d]);
-      UNROLL for (int t = 0; t < T; t++) acc[r][t] = v16_fma(b, kd[t], acc[r][t]);
+      v1 b = v1_load(qr[r] + d);
+      UNROLL for (int t = 0; t < T; t++) acc[r][t] = v16_fma1(b, kd[t], acc[r][t]);
     }
   }
   UNROLL for (int r = 0; r < R; r++)
@@ -114,8 +114,8 @@ INLINE void pv_block(int type, int R, int C, float *o, int64_t o_stride, const f
       UNROLL for (int c = 0; c < C; c++) vi[c] = load_kv(type, v, i * stride + 16 * c);
     }
     UNROLL for (int r = 0; r < R; r++) {
-      v16 b = v16_set(p[r * P_STRIDE + i]);
-      UNROLL for (int c = 0; c < C; c++) acc[r][c] = v16_fma(b, vi[c], acc[r][c]);
+      v1 b = v1_load(p + r * P_STRIDE + i);
+      UNROLL for (int c = 0; c < C; c++) acc[r][c] = v16_fma1(b, vi[c], acc[r][c]);
     }
   }
   UNROLL for (int r = 0; r < R; r++)

@@ -48,5 +48,8 @@ extern const pe_vops pe_vops_scalar;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const pe_vops pe_vops_avx2;
 extern const pe_vops pe_vops_avx512;
+#elif defined(__aarch64__)
+extern const pe_vops pe_vops_neon;
+extern const pe_vops pe_vops_dotprod;
 #endif
 #endif

@@ -32,6 +32,9 @@ static const pe_vops *const vops_tiers[] = {
 #if defined(__x86_64__) || defined(_M_X64)
     &pe_vops_avx2,
     &pe_vops_avx512,
+#elif defined(__aarch64__)
+    &pe_vops_neon,
+    &pe_vops_dotprod,
 #endif
 };
 

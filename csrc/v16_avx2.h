@@ -10,6 +10,7 @@
 typedef struct { __m256 a, b; } v16;
 typedef struct { __m256i a, b; } v16i;
 typedef v16i v16m;
+typedef v16 v1;
 #define W static inline __attribute__((always_inline))
 enum { V16_REGISTERS = 8 };
 
@@ -20,6 +21,7 @@ W v16m v16_first(int n) {
   return (v16m){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 8))};
 }
 W v16 v16_set(float x) { return (v16){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+W v1 v1_load(const float *p) { return v16_set(*p); }
 W v16 v16_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 W void v16_store(float *p, v16 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
 W v16 v16_load_n(const float *p, int n) {
@@ -80,6 +82,7 @@ LANEWISE(v16_mul, _mm256_mul_ps)
 LANEWISE(v16_div, _mm256_div_ps)
 LANEWISE(v16_max, _mm256_max_ps)        /* maxps is a > b ? a : b, NaN and zeros included */
 W v16 v16_fma(v16 x, v16 y, v16 z) { return (v16){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+W v16 v16_fma1(v1 x, v16 y, v16 z) { return v16_fma(x, y, z); }
 W float v16_sum(v16 x) {
   __m256 e = _mm256_add_ps(x.a, x.b);
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));

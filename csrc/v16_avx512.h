@@ -10,12 +10,14 @@
 typedef __m512 v16;
 typedef __m512i v16i;
 typedef __mmask16 v16m;
+typedef v16 v1;
 #define W static inline __attribute__((always_inline))
 enum { V16_REGISTERS = 32 };
 
 /* ---- memory ---------------------------------------------------------------------- */
 W v16m v16_first(int n) { return (v16m)((1u << n) - 1); }
 W v16 v16_set(float x) { return _mm512_set1_ps(x); }
+W v1 v1_load(const float *p) { return v16_set(*p); }
 W v16 v16_load(const float *p) { return _mm512_loadu_ps(p); }
 W void v16_store(float *p, v16 x) { _mm512_storeu_ps(p, x); }
 W v16 v16_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(v16_first(n), p); }
@@ -48,6 +50,7 @@ W v16 v16_mul(v16 x, v16 y) { return _mm512_mul_ps(x, y); }
 W v16 v16_div(v16 x, v16 y) { return _mm512_div_ps(x, y); }
 W v16 v16_max(v16 x, v16 y) { return _mm512_max_ps(x, y); }        /* maxps is a > b ? a : b, NaN and zeros included */
 W v16 v16_fma(v16 x, v16 y, v16 z) { return _mm512_fmadd_ps(x, y, z); }
+W v16 v16_fma1(v1 x, v16 y, v16 z) { return v16_fma(x, y, z); }
 W float v16_sum(v16 x) {
   __m256 e = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));

@@ -10,12 +10,14 @@
 typedef struct { float f[16]; } v16;
 typedef struct { int32_t i[16]; } v16i;
 typedef v16i v16m;
+typedef v16 v1;   /* a float for all lanes, to multiply by: what is fastest for that */
 #define W static inline
 #define LANES for (int i = 0; i < 16; i++)
 enum { V16_REGISTERS = 8 };   /* how many v16 a kernel may count on being in registers */
 
 /* ---- memory; _n: the first n lanes (0..16), the others read +0 and are not written ---- */
 W v16 v16_set(float x) { v16 r; LANES r.f[i] = x; return r; }
+W v1 v1_load(const float *p) { return v16_set(*p); }
 W v16 v16_load(const float *p) { v16 r; memcpy(&r, p, sizeof r); return r; }
 W void v16_store(float *p, v16 a) { memcpy(p, &a, sizeof a); }
 W v16 v16_load_n(const float *p, int n) { v16 r = {{0}}; memcpy(&r, p, (size_t)n * 4); return r; }
@@ -36,6 +38,7 @@ W v16 v16_mul(v16 a, v16 b) { LANES a.f[i] = a.f[i] * b.f[i]; return a; }
 W v16 v16_div(v16 a, v16 b) { LANES a.f[i] = a.f[i] / b.f[i]; return a; }
 W v16 v16_fma(v16 a, v16 b, v16 c) { LANES a.f[i] = pe_fmaf(a.f[i], b.f[i], c.f[i]); return a; }   /* a*b + c */
 W v16 v16_max(v16 a, v16 b) { LANES a.f[i] = a.f[i] > b.f[i] ? a.f[i] : b.f[i]; return a; }
+W v16 v16_fma1(v1 a, v16 b, v16 c) { return v16_fma(a, b, c); }
 W float v16_sum(v16 a) {
   for (int w = 8; w; w /= 2)
     for (int i = 0; i < w; i++) a.f[i] += a.f[i + w];
