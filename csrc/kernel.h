@@ -38,6 +38,7 @@ extern const pe_row pe_rows_kquant_avx2[];
 extern const pe_row pe_rows_kquant_avxvnni[];
 extern const pe_row pe_rows_kquant_avx512[];
 #elif defined(__aarch64__)
+extern const pe_row pe_rows_float_neon[];
 extern const pe_row pe_rows_block32_neon[];
 extern const pe_row pe_rows_block32_dotprod[];
 extern const pe_row pe_rows_block32_i8mm[];

@@ -19,6 +19,7 @@ static const pe_row *const row_tables[] = {
     pe_rows_kquant_avxvnni,
     pe_rows_kquant_avx512,
 #elif defined(__aarch64__)
+    pe_rows_float_neon,
     pe_rows_block32_neon,
     pe_rows_block32_dotprod,
     pe_rows_block32_i8mm,
