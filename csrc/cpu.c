@@ -6,16 +6,21 @@
 
 #include "pyengine.h"
 
-static uint32_t isa_bits;
+static uint32_t isa_bits;   /* of PE_ISA_*: asked for, and nothing missing */
 static char cpu_name[64];
-static char lacks[8][160];  /* by bit */
+static char lacks[8][160];  /* what is missing, by the bit's number */
 static pthread_once_t detected = PTHREAD_ONCE_INIT;
 
-/* Notes what a bit needs, unless it is there. */
-static inline void need(int bit, int there, const char *what) {
-  char *text = lacks[bit];
+/* Something a bit needs, and whether it is there. A tier's first need makes its bit. */
+static inline void need(uint32_t isa, int there, const char *what) {
+  char *text = lacks[__builtin_ctz(isa)];
   size_t used = strlen(text), n = strlen(what);
-  if (there || used + n + 3 > sizeof lacks[bit]) return;
+  if (there) {
+    if (!used) isa_bits |= isa;
+    return;
+  }
+  isa_bits &= ~isa;
+  if (used + n + 3 > sizeof lacks[0]) return;
   if (used) memcpy(text + used, ", ", 2), used += 2;
   memcpy(text + used, what, n + 1);
 }
@@ -56,53 +61,44 @@ static void detect_name(void) {
 }
 
 static void detect_isa(void) {
-  enum { AVX2 = 0, AVXVNNI = 1, AVX512 = 2, AMX = 3 };  /* bit numbers of PE_ISA_* */
   uint32_t a = 0, b, c = 0, d, a7 = 0, b7 = 0, c7 = 0, d7 = 0, a71 = 0;
   __get_cpuid(1, &a, &b, &c, &d);
   int osxsave = c >> 27 & 1;
   uint64_t xcr0 = osxsave ? read_xcr0() : 0;
   if (__get_cpuid_count(7, 0, &a7, &b7, &c7, &d7) && a7 >= 1) __cpuid_count(7, 1, a71, b, a, d);
-  need(AVX2, c >> 28 & 1, "AVX");
-  need(AVX2, c >> 12 & 1, "FMA");
-  need(AVX2, c >> 29 & 1, "F16C");
-  need(AVX2, b7 >> 5 & 1, "AVX2");
-  need(AVX2, (xcr0 & XCR0_AVX) == XCR0_AVX, "a system that saves the 256-bit registers");
-  need(AVXVNNI, !lacks[AVX2][0], "the avx2 tier");
-  need(AVXVNNI, a71 >> 4 & 1, "AVX-VNNI");
-  need(AVX512, !lacks[AVX2][0], "the avx2 tier");
-  need(AVX512, b7 >> 16 & 1, "AVX512F");
-  need(AVX512, b7 >> 17 & 1, "AVX512DQ");
-  need(AVX512, b7 >> 30 & 1, "AVX512BW");
-  need(AVX512, b7 >> 31 & 1, "AVX512VL");
-  need(AVX512, c7 >> 11 & 1, "AVX512_VNNI");
-  need(AVX512, (xcr0 & XCR0_AVX512) == XCR0_AVX512, "a system that saves the 512-bit registers");
-  need(AMX, !lacks[AVX2][0], "the avx2 tier");
-  need(AMX, d7 >> 24 & 1, "AMX-TILE");
-  need(AMX, d7 >> 25 & 1, "AMX-INT8");
-  need(AMX, (xcr0 & XCR0_AMX) == XCR0_AMX && amx_granted(), "a system that grants tile registers");
-  for (int bit = AVX2; bit <= AMX; bit++)
-    if (!lacks[bit][0]) isa_bits |= 1u << bit;
+  need(PE_ISA_AVX2, c >> 28 & 1, "AVX");
+  need(PE_ISA_AVX2, c >> 12 & 1, "FMA");
+  need(PE_ISA_AVX2, c >> 29 & 1, "F16C");
+  need(PE_ISA_AVX2, b7 >> 5 & 1, "AVX2");
+  need(PE_ISA_AVX2, (xcr0 & XCR0_AVX) == XCR0_AVX, "a system that saves the 256-bit registers");
+  int avx2 = (isa_bits & PE_ISA_AVX2) != 0;
+  need(PE_ISA_AVXVNNI, avx2, "the avx2 tier");
+  need(PE_ISA_AVXVNNI, a71 >> 4 & 1, "AVX-VNNI");
+  need(PE_ISA_AVX512, avx2, "the avx2 tier");
+  need(PE_ISA_AVX512, b7 >> 16 & 1, "AVX512F");
+  need(PE_ISA_AVX512, b7 >> 17 & 1, "AVX512DQ");
+  need(PE_ISA_AVX512, b7 >> 30 & 1, "AVX512BW");
+  need(PE_ISA_AVX512, b7 >> 31 & 1, "AVX512VL");
+  need(PE_ISA_AVX512, c7 >> 11 & 1, "AVX512_VNNI");
+  need(PE_ISA_AVX512, (xcr0 & XCR0_AVX512) == XCR0_AVX512, "a system that saves the 512-bit registers");
+  need(PE_ISA_AMX, avx2, "the avx2 tier");
+  need(PE_ISA_AMX, d7 >> 24 & 1, "AMX-TILE");
+  need(PE_ISA_AMX, d7 >> 25 & 1, "AMX-INT8");
+  need(PE_ISA_AMX, (xcr0 & XCR0_AMX) == XCR0_AMX && amx_granted(), "a system that grants tile registers");
 }
 
-_Static_assert(PE_ISA_AVX2 == 1 && PE_ISA_AVXVNNI == 2 && PE_ISA_AVX512 == 4 && PE_ISA_AMX == 8, "the bit numbers above");
+#elif defined(__aarch64__)
 
-#elif defined(__aarch64__) && defined(__linux__)
+/* Three questions, asked of the system; what each tier needs follows below. */
+#if defined(__linux__)
 #include <sys/auxv.h>
 
+static int has_neon(void) { return getauxval(AT_HWCAP) >> 1 & 1; }         /* HWCAP_ASIMD */
+static int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }     /* HWCAP_ASIMDDP */
+static int has_i8mm(void) { return getauxval(AT_HWCAP2) >> 13 & 1; }       /* HWCAP2_I8MM */
 static void detect_name(void) {}
 
-static void detect_isa(void) {  /* HWCAP_ASIMD, HWCAP_ASIMDDP; HWCAP2_I8MM */
-  unsigned long cap = getauxval(AT_HWCAP), cap2 = getauxval(AT_HWCAP2);
-  need(4, cap >> 1 & 1, "NEON");
-  need(5, cap >> 20 & 1, "the dot product instructions");
-  need(6, cap2 >> 13 & 1, "the int8 matrix instructions");
-  if (!(cap >> 1 & 1)) return;
-  isa_bits |= PE_ISA_NEON;
-  if (cap >> 20 & 1) isa_bits |= PE_ISA_DOTPROD;
-  if (cap2 >> 13 & 1) isa_bits |= PE_ISA_I8MM;
-}
-
-#elif defined(__aarch64__) && defined(__APPLE__)
+#elif defined(__APPLE__)
 #include <sys/sysctl.h>
 
 static int has(const char *feature) {
@@ -110,18 +106,38 @@ static int has(const char *feature) {
   size_t size = sizeof value;
   return sysctlbyname(feature, &value, &size, NULL, 0) == 0 && value;
 }
+static int has_neon(void) { return 1; }
+static int has_dotprod(void) { return has("hw.optional.arm.FEAT_DotProd"); }
+static int has_i8mm(void) { return has("hw.optional.arm.FEAT_I8MM"); }
 
 static void detect_name(void) {
   size_t size = sizeof cpu_name - 1;
   if (sysctlbyname("machdep.cpu.brand_string", cpu_name, &size, NULL, 0) != 0) cpu_name[0] = 0;
 }
 
+#else
+/* NEON is in the base instruction set, which compilers use anyway; for more there is nobody to ask. */
+static int has_neon(void) { return 1; }
+static int has_dotprod(void) { return 0; }
+static int has_i8mm(void) { return 0; }
+static void detect_name(void) {}
+#endif
+
 static void detect_isa(void) {
-  isa_bits |= PE_ISA_NEON;  /* every arm64 Mac */
-  need(5, has("hw.optional.arm.FEAT_DotProd"), "the dot product instructions");
-  need(6, has("hw.optional.arm.FEAT_I8MM"), "the int8 matrix instructions");
-  if (has("hw.optional.arm.FEAT_DotProd")) isa_bits |= PE_ISA_DOTPROD;
-  if (has("hw.optional.arm.FEAT_I8MM")) isa_bits |= PE_ISA_I8MM;
+  need(PE_ISA_NEON, has_neon(), "NEON");
+  need(PE_ISA_DOTPROD, has_neon(), "the neon tier");
+  need(PE_ISA_DOTPROD, has_dotprod(), "the dot product instructions");
+  need(PE_ISA_I8MM, has_neon() && has_dotprod(), "the dotprod tier");
+  need(PE_ISA_I8MM, has_i8mm(), "the int8 matrix instructions");
+}
+
+#elif defined(__arm__)
+static void detect_name(void) {}
+
+static void detect_isa(void) {  /* 32-bit NEON flushes subnormals, so it may not touch floats: csrc/softfloat.h */
+  need(PE_ISA_NEON, 0, "a 64-bit system");
+  need(PE_ISA_DOTPROD, 0, "a 64-bit system");
+  need(PE_ISA_I8MM, 0, "a 64-bit system");
 }
 
 #else
@@ -130,7 +146,6 @@ static void detect_isa(void) {}
 #endif
 
 static void detect(void) {
-  isa_bits = PE_ISA_SCALAR;
   detect_isa();
   detect_name();
   size_t lead = strspn(cpu_name, " ");  /* brand strings come padded */

@@ -3,13 +3,15 @@
 The reference below knows nothing of how blocks are packed: a block's integers are had by
 letting the gguf package dequantize the block with its scale set to 1 and its minimum to 0
 (then 0 and 1). So layout and arithmetic are both checked by something we did not write."""
+import platform
+
 import exact
 import gguf
 import numpy as np
 import pytest
 
 from pyengine import quants
-from pyengine.native import ffi, lib
+from pyengine.native import TIERS, ffi, lib
 
 HALVES = {  # byte offsets of the f16 scale and minimum in a block
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
@@ -399,17 +401,24 @@ def test_rows_have_unique_names_and_known_types():
 
 
 def test_cpu_bits_agree_with_the_system():
-    isa, name = lib.pe_cpu_isa(), ffi.string(lib.pe_cpu_name()).decode()
+    isa, name, machine = lib.pe_cpu_isa(), ffi.string(lib.pe_cpu_name()).decode(), platform.machine()
     assert name == name.strip()
-    if isa & (lib.PE_ISA_AVXVNNI | lib.PE_ISA_AVX512 | lib.PE_ISA_AMX):
-        assert isa & lib.PE_ISA_AVX2
+    for bits in TIERS.values():
+        highest = 1 << bits.bit_length() >> 1
+        assert not isa & highest or isa & bits == bits or highest == lib.PE_ISA_AMX      # a tier has all it builds on
     try:
         text = open("/proc/cpuinfo").read()
     except OSError:
         pytest.skip("no /proc/cpuinfo")
-    flags = next((set(line.split(":")[1].split()) for line in text.splitlines() if line.startswith("flags")), None)
+    word = "flags" if machine == "x86_64" else "Features"
+    flags = next((set(line.split(":")[1].split()) for line in text.splitlines() if line.startswith(word)), None)
     if flags is None:
-        pytest.skip("not an x86 cpuinfo")
+        pytest.skip(f"/proc/cpuinfo is not of {machine}")
+    if machine == "aarch64":
+        assert bool(isa & lib.PE_ISA_NEON) == ("asimd" in flags) and bool(isa & lib.PE_ISA_DOTPROD) == ({"asimd", "asimddp"} <= flags)
+        assert bool(isa & lib.PE_ISA_I8MM) == ({"asimd", "asimddp", "i8mm"} <= flags)
+    if machine != "x86_64":
+        return
     assert bool(isa & lib.PE_ISA_AVX2) == ({"avx2", "fma", "f16c"} <= flags)
     assert bool(isa & lib.PE_ISA_AVXVNNI) == ({"avx2", "avx_vnni"} <= flags)
     assert bool(isa & lib.PE_ISA_AVX512) == ({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"} <= flags)
