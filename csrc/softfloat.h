@@ -48,9 +48,11 @@ static inline float pe_fmaf_soft(float a, float b, float c) {
 }
 
 /* aarch64 has fmadd in its base instruction set. x86-64 does not, and the scalar tier
- * must run on every x86-64, so no build flag may switch this. */
+ * must run on every x86-64, so no build flag may switch this. On 32-bit ARM the floats
+ * of a whole build are compiled for one floating-point unit, and where that is VFPv4
+ * (Raspberry Pi 2 and later) it has vfma. */
 static inline float pe_fmaf(float a, float b, float c) {
-#if defined(__aarch64__)
+#if defined(__aarch64__) || defined(__ARM_FEATURE_FMA)
   return __builtin_fmaf(a, b, c);
 #else
   return pe_fmaf_soft(a, b, c);
