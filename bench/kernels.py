@@ -5,7 +5,7 @@
 One token: GB/s of weight bytes over a matrix much larger than the caches, and its share of
 a plain linear read loop over the same bytes (a share above 1 is no error: eight streams
 read more than one). More tokens: GMAC/s and the share of what the bare inner instructions
-of the kernel's own tier reach on registers (AVX2: vpmaddubsw and vpaddw; else vpdpbusd). Rounds go over all kernels in turn, and medians
+of the kernel's own tier reach on registers. Rounds go over all kernels in turn, and medians
 of the rounds are printed, so that a busy neighbour disturbs every line alike.
 """
 import argparse
@@ -115,15 +115,11 @@ def read_gbs(memory: np.ndarray, n: int, threads: int) -> float:
 
 
 def peak_gmacs(isa: int, threads: int) -> float:
-    """Of the widest multiply-add among the instruction sets in `isa`."""
-    loop = (lib.pe_mac_loop_avx512 if isa & lib.PE_ISA_AVX512 else lib.pe_mac_loop_avxvnni if isa & lib.PE_ISA_AVXVNNI
-            else lib.pe_mac_loop if isa & lib.PE_ISA_AVX2 else None)
-    if loop is None:
-        return 0.0
+    """Of the best multiply-add among the instruction sets in `isa`."""
     done = [0] * threads
 
     def work(i):
-        done[i] = loop(1_000_000)
+        done[i] = lib.pe_mac_loop(isa, 1_000_000)
 
     seconds = timed(work, threads)
     return sum(done) / seconds / 1e9

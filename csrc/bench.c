@@ -45,7 +45,7 @@ uint64_t pe_read_streams(const void *p, int64_t n, int32_t streams) {
 
 /* The inner step of 4-bit weights on AVX2, registers only: vpmaddubsw, vpaddw; nothing is
  * widened, scaled or loaded. 32 multiply-adds per pair of instructions. */
-__attribute__((target("avx2"))) int64_t pe_mac_loop(int64_t rounds) {
+__attribute__((target("avx2"))) static int64_t mac_avx2(int64_t rounds) {
   __m256i a = _mm256_set1_epi8(1), b = _mm256_set1_epi8(3), z = _mm256_setzero_si256();
   __m256i s0 = z, s1 = z, s2 = z, s3 = z, s4 = z, s5 = z, s6 = z, s7 = z;
 /* The empty statement makes it a new product each time, as far as the compiler knows. */
@@ -64,7 +64,7 @@ __attribute__((target("avx2"))) int64_t pe_mac_loop(int64_t rounds) {
 #define SUMS(STEP) \
   STEP(s0) STEP(s1) STEP(s2) STEP(s3) STEP(s4) STEP(s5) STEP(s6) STEP(s7) STEP(s8) STEP(s9) STEP(s10) STEP(s11)
 
-__attribute__((target("avx2,avxvnni"))) int64_t pe_mac_loop_avxvnni(int64_t rounds) {
+__attribute__((target("avx2,avxvnni"))) static int64_t mac_avxvnni(int64_t rounds) {
   __m256i a = _mm256_set1_epi8(1), b = _mm256_set1_epi8(3), z = _mm256_setzero_si256();
   __m256i s0 = z, s1 = z, s2 = z, s3 = z, s4 = z, s5 = z, s6 = z, s7 = z, s8 = z, s9 = z, s10 = z, s11 = z;
 #define STEP(s)                       \
@@ -77,7 +77,7 @@ __attribute__((target("avx2,avxvnni"))) int64_t pe_mac_loop_avxvnni(int64_t roun
   return rounds * 12 * 32;
 }
 
-__attribute__((target("avx512f,avx512vnni"))) int64_t pe_mac_loop_avx512(int64_t rounds) {
+__attribute__((target("avx512f,avx512vnni"))) static int64_t mac_avx512(int64_t rounds) {
   __m512i a = _mm512_set1_epi8(1), b = _mm512_set1_epi8(3), z = _mm512_setzero_si512();
   __m512i s0 = z, s1 = z, s2 = z, s3 = z, s4 = z, s5 = z, s6 = z, s7 = z, s8 = z, s9 = z, s10 = z, s11 = z;
 #define STEP(s)                       \
@@ -89,11 +89,48 @@ __attribute__((target("avx512f,avx512vnni"))) int64_t pe_mac_loop_avx512(int64_t
 #undef STEP
   return rounds * 12 * 64;
 }
+
+int64_t pe_mac_loop(uint32_t isa, int64_t rounds) {
+  return isa & PE_ISA_AVX512 ? mac_avx512(rounds) : isa & PE_ISA_AVXVNNI ? mac_avxvnni(rounds) : isa & PE_ISA_AVX2 ? mac_avx2(rounds) : 0;
+}
+
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+
+#if defined(__clang__)
+#define DOTPROD __attribute__((target("dotprod")))
+#define I8MM __attribute__((target("i8mm")))
 #else
-int64_t pe_mac_loop(int64_t rounds) {
-  (void)rounds;
+#define DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
+#define I8MM __attribute__((target("arch=armv8.2-a+i8mm")))
+#endif
+
+/* One instruction on twelve sums in turn, which is more than any of them has under way. */
+#define MAC_LOOP(name, instruction, macs)                                                                          \
+  static int64_t name(int64_t rounds) {                                                                            \
+    int8x16_t a = vdupq_n_s8(1), b = vdupq_n_s8(3);                                                                \
+    int32x4_t s[12];                                                                                               \
+    for (int i = 0; i < 12; i++) s[i] = vdupq_n_s32(0);                                                            \
+    for (int64_t n = 0; n < rounds; n++) {                                                                         \
+      STEP(instruction, 0) STEP(instruction, 1) STEP(instruction, 2) STEP(instruction, 3)                          \
+      STEP(instruction, 4) STEP(instruction, 5) STEP(instruction, 6) STEP(instruction, 7)                          \
+      STEP(instruction, 8) STEP(instruction, 9) STEP(instruction, 10) STEP(instruction, 11)                        \
+    }                                                                                                              \
+    return rounds * 12 * macs;                                                                                     \
+  }
+#define STEP(instruction, i) __asm__ volatile(instruction : "+w"(s[i]) : "w"(a), "w"(b));
+
+MAC_LOOP(mac_neon, "smlal %0.8h, %1.8b, %2.8b", 8)
+DOTPROD MAC_LOOP(mac_dotprod, "sdot %0.4s, %1.16b, %2.16b", 16)
+I8MM MAC_LOOP(mac_i8mm, "smmla %0.4s, %1.16b, %2.16b", 32)
+
+int64_t pe_mac_loop(uint32_t isa, int64_t rounds) {
+  return isa & PE_ISA_I8MM ? mac_i8mm(rounds) : isa & PE_ISA_DOTPROD ? mac_dotprod(rounds) : isa & PE_ISA_NEON ? mac_neon(rounds) : 0;
+}
+
+#else
+int64_t pe_mac_loop(uint32_t isa, int64_t rounds) {
+  (void)isa, (void)rounds;
   return 0;
 }
-int64_t pe_mac_loop_avxvnni(int64_t rounds) { return pe_mac_loop(rounds); }
-int64_t pe_mac_loop_avx512(int64_t rounds) { return pe_mac_loop(rounds); }
 #endif

@@ -7,7 +7,8 @@
 enum { TILE = 4 };  /* tokens; two vectors of integer and of float sums each: 16 of 32 registers */
 
 /* s[t][v] += the block w[c][v] of eight rows times token t. Sixteen bytes of a token serve four columns of
- * dwords, by element. |s| <= 32*128*127 + 16*4 064: int32, and the total is below 2^24. */
+ * dwords, by element. |s| <= 32*128*127 + 16*4 064 = 585 216
+ * beyond its start. */
 INLINE void block_sums(int T, int NT, int32x4_t (*s)[2], const int8x16_t (*w)[2], const int8_t *q, int64_t stride) {
   (void)T;
   PE_UNROLL

@@ -42,9 +42,9 @@ INLINE void fill_panel(int T, panel *p, const rows8 *r, int64_t b0, int n, int64
   }
 }
 
-/* Two tokens' 32 bits, times `by`, in the order of smmla's tokens. */
-INLINE uint64x2_t both(const uint8_t *at, int64_t next, int32_t by) {
-  uint32_t first = (uint32_t)(by * pe_load_i32(at)), second = (uint32_t)(by * pe_load_i32(at + next));
+/* Two tokens' 32 bits, times `by` and plus `plus`, in the order of smmla's tokens. */
+INLINE uint64x2_t both(const uint8_t *at, int64_t next, int32_t plus, int32_t by) {
+  uint32_t first = (uint32_t)(plus + by * pe_load_i32(at)), second = (uint32_t)(plus + by * pe_load_i32(at + next));
   return vdupq_n_u64(first | (uint64_t)second << 32);
 }
 
@@ -58,11 +58,11 @@ INLINE void tile(int T, int NP, const panel *p, const uint8_t *x, int64_t stride
     PE_UNROLL
     for (int j = 0; j < 4; j++) acc[i][j] = sums[i][j];
   for (int b = 0; b < n; b++) {
-    int32x4_t s[2][4];  /* |s| <= 32*128*127 + 16*4 064: int32, and the total is below 2^24 */
+    int32x4_t s[2][4];  /* |s| <= 32*128*127 + 16*4 064 = 585 216 beyond its start */
     PE_UNROLL
     for (int i = 0; i < NP; i++) {
-      int32x4_t s0 = vdupq_n_s32(0);
-      if (BIAS(T)) s0 = vreinterpretq_s32_u64(both(xs + 2 * i * stride + 4 * b, next[i], BIAS(T)));
+      int32x4_t s0 = start(T, 0);
+      if (BIAS(T)) s0 = vreinterpretq_s32_u64(both(xs + 2 * i * stride + 4 * b, next[i], ONE_AND_A_HALF, BIAS(T)));
       PE_UNROLL
       for (int j = 0; j < 4; j++) s[i][j] = s0;
     }
@@ -86,11 +86,11 @@ INLINE void tile(int T, int NP, const panel *p, const uint8_t *x, int64_t stride
     PE_UNROLL
     for (int i = 0; i < NP; i++) {
       int64_t at = 2 * i * stride + 4 * b;
-      float32x4_t da = vreinterpretq_f32_u64(both(xd + at, next[i], 1)), asum = vdupq_n_f32(0);
-      if (AFFINE(T)) asum = vcvtq_f32_s32(vreinterpretq_s32_u64(both(xs + at, next[i], 1)));
+      float32x4_t da = vreinterpretq_f32_u64(both(xd + at, next[i], 0, 1)), asum = vdupq_n_f32(0);
+      if (AFFINE(T)) asum = vcvtq_f32_s32(vreinterpretq_s32_u64(both(xs + at, next[i], 0, 1)));
       PE_UNROLL
       for (int j = 0; j < 4; j++) {
-        acc[i][j] = vfmaq_f32(acc[i][j], vmulq_f32(p->d[b][j], da), vcvtq_f32_s32(s[i][j]));
+        acc[i][j] = vfmaq_f32(acc[i][j], vmulq_f32(p->d[b][j], da), as_float(s[i][j]));
         if (AFFINE(T)) acc[i][j] = vfmaq_f32(acc[i][j], vmulq_f32(p->m[b][j], da), asum);
       }
     }

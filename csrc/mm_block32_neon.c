@@ -9,8 +9,8 @@
 
 enum { TILE = 2 };  /* tokens; four vectors of int16 sums each. Four tokens are no faster, and spill */
 
-/* s[t][v] += the block w[c][v] of eight rows times token t. |s| <= 32*128*127 + 16*4 064: int32, and the
- * total is below 2^24. */
+/* s[t][v] += the block w[c][v] of eight rows times token t. |s| <= 32*128*127 + 16*4 064 = 585 216
+ * beyond its start. */
 INLINE void block_sums(int T, int NT, int32x4_t (*s)[2], const int8x16_t (*w)[2], const int8_t *q, int64_t stride) {
   int16x8_t lo[TILE][2], hi[TILE][2];    /* of rows 0 and 1, of rows 2 and 3: four sums each */
   int32x4_t lo2[TILE][2], hi2[TILE][2];  /* their pairs */

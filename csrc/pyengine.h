@@ -349,9 +349,7 @@ void pe_prog_profile(pe_prog *, int64_t *ns);    /* NULL or [n_insns]: time of e
 /* bench-section */
 uint64_t pe_read_loop(const void *p, int64_t n);   /* reads n bytes in order; the result only keeps the loop alive */
 uint64_t pe_read_streams(const void *p, int64_t n, int32_t streams);   /* nearly n bytes, as streams far apart */
-int64_t pe_mac_loop(int64_t rounds);               /* int8 multiply-adds done, needs AVX2; 0: no such loop on this machine */
-int64_t pe_mac_loop_avxvnni(int64_t rounds);       /* the same by vpdpbusd of 256 bits, needs AVX-VNNI */
-int64_t pe_mac_loop_avx512(int64_t rounds);        /* of 512 bits, needs AVX-512 VNNI */
+int64_t pe_mac_loop(uint32_t isa, int64_t rounds); /* int8 multiply-adds done by the best instruction of a tier this CPU has; 0: none there */
 
 /* ---- vocab.c, bpe.c: text to token ids ---------------------------------------------------- */
 typedef struct pe_vocab pe_vocab;

@@ -8,17 +8,16 @@ import threading
 import time
 
 from . import machine
-from .native import ffi, lib
+from .native import TIERS, ffi, lib
 
 STREAMS = 8                  # as many rows as a kernel for one token reads side by side on AVX2
 RUN_SECONDS = 0.02           # of one run of the multiply-add loops
 
-# Name, function of bench.c (rounds -> int8 multiply-adds done), instruction sets it needs.
-PEAKS = (
-    ("vpmaddubsw, 256 bit", "pe_mac_loop", lib.PE_ISA_AVX2),
-    ("vpdpbusd, 256 bit", "pe_mac_loop_avxvnni", lib.PE_ISA_AVX2 | lib.PE_ISA_AVXVNNI),
-    ("vpdpbusd, 512 bit", "pe_mac_loop_avx512", lib.PE_ISA_AVX2 | lib.PE_ISA_AVX512),
-)
+# The instruction that multiplies int8 best in each tier, of those with one of their own.
+PEAKS = {
+    "avx2": "vpmaddubsw, 256 bit", "avxvnni": "vpdpbusd, 256 bit", "avx512": "vpdpbusd, 512 bit",
+    "neon": "smlal", "dotprod": "sdot", "i8mm": "smmla",
+}  # fmt: skip
 
 
 def side_by_side(work, threads: int) -> float:
@@ -70,18 +69,18 @@ def read_rates(threads: list, *, size=None, rounds=3) -> dict:
 
 def peak_rates(threads: list, isa: int, *, rounds=5) -> dict:
     """{name: {threads: int8 multiply-adds/s}} of the bare instructions this CPU has."""
-    able = [(name, getattr(lib, function)) for name, function, needs in PEAKS if needs & isa == needs]
+    able = [(name, TIERS[tier]) for tier, name in PEAKS.items() if TIERS[tier] & isa == TIERS[tier]]
     out = {name: dict.fromkeys(threads, 0.0) for name, _ in able}
-    for name, loop in able:
+    for name, bits in able:
         begin, n = time.perf_counter(), 20_000
-        loop(n)
+        lib.pe_mac_loop(bits, n)
         n = max(1000, int(n * RUN_SECONDS / max(time.perf_counter() - begin, 1e-6)))
         for _ in range(rounds):
             for t in threads:
                 done = [0] * t
 
                 def work(i):
-                    done[i] = loop(n)
+                    done[i] = lib.pe_mac_loop(bits, n)
 
                 seconds = side_by_side(work, t)
                 out[name][t] = max(out[name][t], sum(done) / seconds)
