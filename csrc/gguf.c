@@ -12,7 +12,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "pread.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "values are read in host order");
 /* Python unpacks both arrays by these layouts. */
@@ -71,7 +72,7 @@ static int grow(scan *s, uint64_t want) {
     s->cap = cap;
   }
   while (g->head_len < cap) {
-    ssize_t n = pread(s->fd, g->head + g->head_len, cap - g->head_len, (off_t)g->head_len);
+    int64_t n = pe_pread(s->fd, g->head + g->head_len, cap - g->head_len, g->head_len);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return fail(s, PE_GGUF_EREAD, g->head_len, (uint64_t)errno, 0);
     if (n == 0) break; /* cut since its size was taken */

@@ -33,7 +33,7 @@ def shown(path: str | bytes) -> str:
 def open_regular(path: str | bytes) -> tuple[int, os.stat_result]:
     """A descriptor of a regular, non-empty file. Never waits (a named pipe would) nor takes over a terminal."""
     flags = os.O_RDONLY
-    for name in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY"):
+    for name in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY", "O_NOINHERIT"):  # the last two are Windows's
         flags |= getattr(os, name, 0)
     try:
         fd = os.open(path, flags)
@@ -106,7 +106,7 @@ class MappedFile:
         with memoryview(memory) as view:
             while done < self.size:
                 with view[done : done + _READ_PIECE] as piece:
-                    n = os.preadv(self._fd, [piece], done)
+                    n = _read_into(self._fd, piece, done)
                 if n == 0:
                     raise FileChangedError(f"{shown(self.path)}: was cut to {done} bytes while it was read, "
                                            f"expected {self.size}")
@@ -207,6 +207,15 @@ class MappedFile:
                 memory.close()
         except BufferError:
             pass  # an array over it is alive; the mapping ends with the last one
+
+
+def _read_into(fd: int, piece: memoryview, at: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [piece], at)
+    os.lseek(fd, at, os.SEEK_SET)      # Windows: nobody else reads by this descriptor
+    got = os.read(fd, len(piece))
+    piece[: len(got)] = got
+    return len(got)
 
 
 def _identity(info: os.stat_result) -> tuple[int, ...]:

@@ -339,7 +339,8 @@ def _refusal(path: str | bytes, fd: int, g: Any) -> Exception:
         return MemoryBudgetError(f"{shown(path)}: out of memory reading the header at byte {g.e_at}")
     if code == lib.PE_GGUF_EREAD:
         return OSError(found, os.strerror(found), os.fsdecode(path))
-    start = os.pread(fd, 512, 0)
+    os.lseek(fd, 0, os.SEEK_SET)       # Windows has no pread
+    start = os.read(fd, 512)
     if code == lib.PE_GGUF_EMAGIC or not start.startswith(b"GGUF"):
         return GGUFError(f"{shown(path)}: is not a GGUF file: {looks_like(start)}", offset=0)
     other = ""

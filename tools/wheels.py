@@ -152,7 +152,7 @@ def build(name: str, target: Target, out: Path) -> Path:
     link = f"{shlex.quote(zig())} cc -target {target.triple} {target.cc} -O2 -shared -s"
     suffix = ".abi3.so"
     if "macos" in target.triple:
-        link += " -undefined dynamic_lookup"
+        link += " -undefined dynamic_lookup -install_name @rpath/_native.abi3.so"
     if "windows" in target.triple:
         link += f" {shlex.quote(str(import_library(work)))}"
         suffix = ".pyd"
