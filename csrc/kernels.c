@@ -25,6 +25,7 @@ static const pe_row *const row_tables[] = {
     pe_rows_block32_i8mm,
     pe_rows_kquant_neon,
     pe_rows_kquant_dotprod,
+    pe_rows_kquant_i8mm,
 #endif
 };
 

@@ -27,8 +27,46 @@ INLINE int32x4_t join4(int T, part a, part b, part c, part d) {
   return vpaddlq_s16(vpaddq_s16(ab, cd));
 }
 
-#define TABLE pe_rows_kquant_neon
 #include "mm_kquant_neon.inl.c"
+
+/* ---- many tokens: rows as they lie, each times two tokens ------------------------------------ */
+
+typedef struct kpanel {    /* one block of eight rows */
+  urow u[8];
+  float32x4_t d[2], dmin[2];
+} kpanel;
+
+enum { TILE = 2 };
+
+INLINE void pack(int T, const pe_rows4 l[2], int64_t off, int64_t ahead, kpanel *p) {
+  for (int r = 0; r < 8; r++) {
+    const uint8_t *row = l[r / 4].p[r % 4];
+    prefetch_block(T, row, off + ahead);
+    unpack_row(T, row + off, &p->u[r]);
+  }
+  for (int v = 0; v < 2; v++) halves(T, &l[v], off, &p->d[v], &p->dmin[v]);
+}
+
+INLINE void block_sums(int T, int NT, int32x4_t S[TILE][2], int32x4_t N[TILE][2], const kpanel *p, const uint8_t *x,
+                       int64_t stride, int64_t k, int64_t b) {
+  int16x8_t asum[TILE][2];
+  PE_UNROLL
+  for (int t = 0; t < NT; t++)
+    if (MINIMA(T)) sums_of(T, x + t * stride, k, b, asum[t]);
+  for (int v = 0; v < 2; v++) {
+    int32x4_t s[TILE][4], n[TILE][4];
+    for (int r = 0; r < 4; r++) row_tokens(T, NT, &p->u[4 * v + r], pe_act_q(x) + 256 * b, stride, r, asum, s, n);
+    PE_UNROLL
+    for (int t = 0; t < NT; t++) {
+      S[t][v] = pe_sums4(s[t][0], s[t][1], s[t][2], s[t][3]);
+      if (MINIMA(T)) N[t][v] = pe_sums4(n[t][0], n[t][1], n[t][2], n[t][3]);
+    }
+  }
+}
+
+#include "mm_kquant_many.inl.c"
+
+const pe_row pe_rows_kquant_neon[] = {EACH_TYPE(ROWS_ONE_FEW) EACH_TYPE(ROWS_MANY){0}};
 
 PE_TARGET_END
 #endif

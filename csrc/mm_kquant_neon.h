@@ -1,7 +1,7 @@
 /* mm_kquant_neon.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS) of one row, taken apart where they lie:
- * strip j is the sixteen quants 16j..16j+15 in one register. No arithmetic on activations: a strip
- * goes where mm_kquant_neon.inl.c or mm_kquant_panel.inl.c sends it (take_strip). Included by
- * mm_kquant_{neon,dotprod,i8mm}.c behind their words. */
+ * strip j is the sixteen quants 16j..16j+15 in one register. No products: a strip
+ * goes where mm_kquant_neon.inl.c sends it (take_strip), or to memory for panels. Included by
+ * mm_kquant_{neon,dotprod,i8mm}.c. */
 #ifndef PE_MM_KQUANT_NEON_H
 #define PE_MM_KQUANT_NEON_H
 
@@ -16,9 +16,18 @@ typedef struct krow {      /* the sub-blocks' scales of a row's block, in order 
   int8x16_t mn;            /* MINIMA: likewise */
 } krow;
 
-/* Strips of a block go one by one, in order, to this. */
-typedef struct sink sink;
-INLINE void take_strip(int T, int j, uint8x16_t w, sink *s);
+#define EACH_TYPE(X) X(PE_Q2_K, q2_k) X(PE_Q3_K, q3_k) X(PE_Q4_K, q4_k) X(PE_Q5_K, q5_k) X(PE_Q6_K, q6_k) X(PE_IQ4_XS, iq4_xs)
+
+/* Strips of a block go one by one, in order: one and few tokens take them (o), or they are stored. */
+typedef struct dots dots;
+INLINE void take_strip(int T, int j, uint8x16_t w, dots *o);
+
+INLINE void give_strip(int T, int j, uint8x16_t w, dots *o, uint8x16_t *to) {
+  if (o)
+    take_strip(T, j, w, o);
+  else
+    to[j] = w;
+}
 
 /* ---- words -------------------------------------------------------------------------------- */
 
@@ -96,6 +105,20 @@ INLINE void scales(int T, const uint8_t *w, krow *k) {
   if (T == PE_IQ4_XS) scales_iq4_xs(w, k);
 }
 
+INLINE void widen16(int8x16_t v, int16x8_t to[2]) {
+  to[0] = vmovl_s8(vget_low_s8(v));
+  to[1] = vmovl_high_s8(v);
+}
+
+INLINE void widen32(int8x16_t v, int32x4_t to[4]) {
+  int16x8_t h[2];
+  widen16(v, h);
+  to[0] = vmovl_s16(vget_low_s16(h[0]));
+  to[1] = vmovl_high_s16(h[0]);
+  to[2] = vmovl_s16(vget_low_s16(h[1]));
+  to[3] = vmovl_high_s16(h[1]);
+}
+
 /* d of four rows, and dmin where there is one. */
 INLINE void halves(int T, const pe_rows4 *l, int64_t off, float32x4_t *d, float32x4_t *dmin) {
   if (MINIMA(T)) {
@@ -107,22 +130,30 @@ INLINE void halves(int T, const pe_rows4 *l, int64_t off, float32x4_t *d, float3
   }
 }
 
+/* A token's sums of block b's quants, per sub-block. */
+INLINE void sums_of(int T, const uint8_t *x, int64_t k, int64_t b, int16x8_t asum[2]) {
+  const int16_t *s = pe_act_s16(x, k) + 16 * b;
+  asum[0] = vld1q_s16(s);
+  asum[1] = vld1q_s16(s + 8);
+  if (PER32(T)) asum[0] = vpaddq_s16(asum[0], asum[1]);  /* at most 32 * 127 = 4 064 */
+}
+
 /* ---- strips ------------------------------------------------------------------------------- */
 
-INLINE void strips_q2_k(const uint8_t *w, sink *s) {
+INLINE void strips_q2_k(const uint8_t *w, dots *o, uint8x16_t *to) {
   PE_UNROLL
   for (int half = 0; half < 2; half++) {
     uint8x16_t v0 = u8_load(w + 16 + 32 * half), v1 = u8_load(w + 32 + 32 * half);
     PE_UNROLL
     for (int g = 0; g < 4; g++) {
-      take_strip(PE_Q2_K, 8 * half + 2 * g, bits(v0, 2 * g, 3), s);
-      take_strip(PE_Q2_K, 8 * half + 2 * g + 1, bits(v1, 2 * g, 3), s);
+      give_strip(PE_Q2_K, 8 * half + 2 * g, bits(v0, 2 * g, 3), o, to);
+      give_strip(PE_Q2_K, 8 * half + 2 * g + 1, bits(v1, 2 * g, 3), o, to);
     }
   }
 }
 
 /* Above the two low bits comes all ones where the third is clear: q - 4. */
-INLINE void strips_q3_k(const uint8_t *w, sink *s) {
+INLINE void strips_q3_k(const uint8_t *w, dots *o, uint8x16_t *to) {
   uint8x16_t h0 = ~u8_load(w), h1 = ~u8_load(w + 16), low = u8_set(3);
   __asm__("" : "+w"(h0), "+w"(h1));
   PE_UNROLL
@@ -131,70 +162,89 @@ INLINE void strips_q3_k(const uint8_t *w, sink *s) {
     PE_UNROLL
     for (int g = 0; g < 4; g++) {
       uint8x16_t bit = u8_set(1 << (4 * half + g)), shift = u8_set(2 * g);
-      take_strip(PE_Q3_K, 8 * half + 2 * g, vbslq_u8(low, v0 >> shift, vtstq_u8(h0, bit)), s);
-      take_strip(PE_Q3_K, 8 * half + 2 * g + 1, vbslq_u8(low, v1 >> shift, vtstq_u8(h1, bit)), s);
+      give_strip(PE_Q3_K, 8 * half + 2 * g, vbslq_u8(low, v0 >> shift, vtstq_u8(h0, bit)), o, to);
+      give_strip(PE_Q3_K, 8 * half + 2 * g + 1, vbslq_u8(low, v1 >> shift, vtstq_u8(h1, bit)), o, to);
     }
   }
 }
 
-INLINE void strips_q4_k(const uint8_t *w, sink *s) {
+INLINE void strips_q4_k(const uint8_t *w, dots *o, uint8x16_t *to) {
   PE_UNROLL
   for (int c = 0; c < 4; c++) {
     uint8x16_t v0 = u8_load(w + 16 + 32 * c), v1 = u8_load(w + 32 + 32 * c);
-    take_strip(PE_Q4_K, 4 * c, bits(v0, 0, 15), s);
-    take_strip(PE_Q4_K, 4 * c + 1, bits(v1, 0, 15), s);
-    take_strip(PE_Q4_K, 4 * c + 2, v0 >> u8_set(4), s);
-    take_strip(PE_Q4_K, 4 * c + 3, v1 >> u8_set(4), s);
+    give_strip(PE_Q4_K, 4 * c, bits(v0, 0, 15), o, to);
+    give_strip(PE_Q4_K, 4 * c + 1, bits(v1, 0, 15), o, to);
+    give_strip(PE_Q4_K, 4 * c + 2, v0 >> u8_set(4), o, to);
+    give_strip(PE_Q4_K, 4 * c + 3, v1 >> u8_set(4), o, to);
   }
 }
 
-INLINE void strips_q5_k(const uint8_t *w, sink *s) {
+INLINE void strips_q5_k(const uint8_t *w, dots *o, uint8x16_t *to) {
   uint8x16_t h0 = u8_load(w + 16), h1 = u8_load(w + 32);
   PE_UNROLL
   for (int c = 0; c < 4; c++) {
     uint8x16_t v0 = u8_load(w + 48 + 32 * c), v1 = u8_load(w + 64 + 32 * c);
-    take_strip(PE_Q5_K, 4 * c, lo_under(v0, bits(h0, 2 * c, 1)), s);
-    take_strip(PE_Q5_K, 4 * c + 1, lo_under(v1, bits(h1, 2 * c, 1)), s);
-    take_strip(PE_Q5_K, 4 * c + 2, hi_under(v0, bits(h0, 2 * c - 3, 16)), s);
-    take_strip(PE_Q5_K, 4 * c + 3, hi_under(v1, bits(h1, 2 * c - 3, 16)), s);
+    give_strip(PE_Q5_K, 4 * c, lo_under(v0, bits(h0, 2 * c, 1)), o, to);
+    give_strip(PE_Q5_K, 4 * c + 1, lo_under(v1, bits(h1, 2 * c, 1)), o, to);
+    give_strip(PE_Q5_K, 4 * c + 2, hi_under(v0, bits(h0, 2 * c - 3, 16)), o, to);
+    give_strip(PE_Q5_K, 4 * c + 3, hi_under(v1, bits(h1, 2 * c - 3, 16)), o, to);
   }
 }
 
-INLINE void strips_q6_k(const uint8_t *w, sink *s) {
+INLINE void strips_q6_k(const uint8_t *w, dots *o, uint8x16_t *to) {
   PE_UNROLL
   for (int half = 0; half < 2; half++) {
     const uint8_t *ql = w + 64 * half, *qh = w + 128 + 32 * half;
     uint8x16_t h0 = u8_load(qh), h1 = u8_load(qh + 16);
     uint8x16_t v0 = u8_load(ql), v1 = u8_load(ql + 16), v2 = u8_load(ql + 32), v3 = u8_load(ql + 48);
-    take_strip(PE_Q6_K, 8 * half, lo_under(v0, bits(h0, 0, 3)), s);
-    take_strip(PE_Q6_K, 8 * half + 1, lo_under(v1, bits(h1, 0, 3)), s);
-    take_strip(PE_Q6_K, 8 * half + 2, lo_under(v2, bits(h0, 2, 3)), s);
-    take_strip(PE_Q6_K, 8 * half + 3, lo_under(v3, bits(h1, 2, 3)), s);
-    take_strip(PE_Q6_K, 8 * half + 4, hi_under(v0, bits(h0, 0, 48)), s);
-    take_strip(PE_Q6_K, 8 * half + 5, hi_under(v1, bits(h1, 0, 48)), s);
-    take_strip(PE_Q6_K, 8 * half + 6, hi_under(v2, bits(h0, 2, 48)), s);
-    take_strip(PE_Q6_K, 8 * half + 7, hi_under(v3, bits(h1, 2, 48)), s);
+    give_strip(PE_Q6_K, 8 * half, lo_under(v0, bits(h0, 0, 3)), o, to);
+    give_strip(PE_Q6_K, 8 * half + 1, lo_under(v1, bits(h1, 0, 3)), o, to);
+    give_strip(PE_Q6_K, 8 * half + 2, lo_under(v2, bits(h0, 2, 3)), o, to);
+    give_strip(PE_Q6_K, 8 * half + 3, lo_under(v3, bits(h1, 2, 3)), o, to);
+    give_strip(PE_Q6_K, 8 * half + 4, hi_under(v0, bits(h0, 0, 48)), o, to);
+    give_strip(PE_Q6_K, 8 * half + 5, hi_under(v1, bits(h1, 0, 48)), o, to);
+    give_strip(PE_Q6_K, 8 * half + 6, hi_under(v2, bits(h0, 2, 48)), o, to);
+    give_strip(PE_Q6_K, 8 * half + 7, hi_under(v3, bits(h1, 2, 48)), o, to);
   }
 }
 
-INLINE void strips_iq4_xs(const uint8_t *w, sink *s) {
+INLINE void strips_iq4_xs(const uint8_t *w, dots *o, uint8x16_t *to) {
   static const int8_t values[16] = {PE_IQ4_VALUES};
   uint8x16_t table = vreinterpretq_u8_s8(vld1q_s8(values));
   PE_UNROLL
   for (int i = 0; i < 8; i++) {
     uint8x16_t v = u8_load(w + 8 + 16 * i);
-    take_strip(PE_IQ4_XS, 2 * i, vqtbl1q_u8(table, bits(v, 0, 15)), s);
-    take_strip(PE_IQ4_XS, 2 * i + 1, vqtbl1q_u8(table, v >> u8_set(4)), s);
+    give_strip(PE_IQ4_XS, 2 * i, vqtbl1q_u8(table, bits(v, 0, 15)), o, to);
+    give_strip(PE_IQ4_XS, 2 * i + 1, vqtbl1q_u8(table, v >> u8_set(4)), o, to);
   }
 }
 
-INLINE void strips(int T, const uint8_t *w, sink *s) {
-  if (T == PE_Q2_K) strips_q2_k(w, s);
-  if (T == PE_Q3_K) strips_q3_k(w, s);
-  if (T == PE_Q4_K) strips_q4_k(w, s);
-  if (T == PE_Q5_K) strips_q5_k(w, s);
-  if (T == PE_Q6_K) strips_q6_k(w, s);
-  if (T == PE_IQ4_XS) strips_iq4_xs(w, s);
+INLINE void strips(int T, const uint8_t *w, dots *o, uint8x16_t *to) {
+  if (T == PE_Q2_K) strips_q2_k(w, o, to);
+  if (T == PE_Q3_K) strips_q3_k(w, o, to);
+  if (T == PE_Q4_K) strips_q4_k(w, o, to);
+  if (T == PE_Q5_K) strips_q5_k(w, o, to);
+  if (T == PE_Q6_K) strips_q6_k(w, o, to);
+  if (T == PE_IQ4_XS) strips_iq4_xs(w, o, to);
+}
+
+INLINE void signed_strips(int T, const uint8_t *w, int8x16_t to[16]) {
+  strips(T, w, NULL, (uint8x16_t *)to);
+  PE_UNROLL
+  for (int j = 0; j < 16; j++)
+    if (OFFSET(T)) to[j] = vsubq_s8(to[j], vdupq_n_s8(OFFSET(T)));
+}
+
+/* The lines from `at` on that hold a block. Addresses past the weights are harmless. */
+INLINE void prefetch_block(int T, const uint8_t *row, int64_t at) {
+  for (int i = 0; i < BYTES(T); i += 64) __builtin_prefetch((const void *)((uintptr_t)row + (uintptr_t)(at + i)), 0, 3);
+}
+
+/* A block of four rows and a token: S complete, the offset taken off. */
+INLINE float32x4_t finish(int T, float32x4_t acc, int32x4_t S, int32x4_t N, float32x4_t d, float32x4_t dmin, float da) {
+  float32x4_t s = vcvtq_f32_s32(S), v = vdupq_n_f32(da);
+  if (!MINIMA(T)) return vfmaq_f32(acc, v, vmulq_f32(d, s));
+  return vfmaq_f32(acc, v, vfmaq_f32(vnegq_f32(vmulq_f32(dmin, vcvtq_f32_s32(N))), d, s));
 }
 
 #endif
