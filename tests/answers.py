@@ -4,7 +4,8 @@ here and on emulated CPUs, and wants the same bits.
     python tests/answers.py cpu                                   tiers, rows and ops that can run
     python tests/answers.py tiny FOLDER TIER                      of each file: logits, ids and text
     python tests/answers.py logits FILE TIER KV CHUNK PROMPT GREEDY    those of test_one_answer.py
-    python tests/answers.py text FILE PROMPT N                    greedy text, by class Llama
+    python tests/answers.py chat FILE MESSAGE N                   a greedy answer, by class Llama
+    python tests/answers.py text FILE PROMPT N                    a greedy continuation
 """
 
 import json
@@ -64,14 +65,21 @@ def logits(path, tier, kv_type, chunk, n_prompt, n_greedy):
     return {"prompt": prompt_ids(n_prompt, 1), "logits": digests, "greedy": tokens}
 
 
+def chat(path, message, n):
+    from pyengine import Llama
+
+    with Llama(path, n_ctx=256, n_threads=2) as llm:
+        done = llm.chat([{"role": "user", "content": message}], max_tokens=int(n), temperature=0.0)
+        return {"prompt": llm.chat_tokens([{"role": "user", "content": message}]), "text": done.text}
+
+
 def text(path, prompt, n):
     from pyengine import Llama
 
     with Llama(path, n_ctx=256, n_threads=2) as llm:
-        done = llm.chat([{"role": "user", "content": prompt}], max_tokens=int(n), temperature=0.0)
-    return {"text": done.text}
+        return {"prompt": llm.tokenize(prompt), "text": llm.generate(prompt, max_tokens=int(n), temperature=0.0).text}
 
 
 if __name__ == "__main__":
-    work = {"cpu": cpu, "tiny": tiny, "logits": logits, "text": text}[sys.argv[1]]
+    work = {"cpu": cpu, "tiny": tiny, "logits": logits, "chat": chat, "text": text}[sys.argv[1]]
     print(json.dumps(work(*sys.argv[2:])), flush=True)

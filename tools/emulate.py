@@ -228,9 +228,11 @@ def jobs(options, found):
     work.append(Job("ops", "cortex-a53", pytest(kernels + "test_ops.py", kernels + "test_attn.py", "-k", "neon"), passed=20))
     work += [Job("tiny models", cpu, answers("tiny", tiny, tier), small) for cpu, (_, tier) in CPUS.items()]
     if not options.short:
-        path, prompt = model_path("smollm2"), ("Say hello.", 6)
-        said, begun = here("text", path, *prompt), here("logits", path, "", "f16", 3, 5, 2)
-        work += [Job("smollm2 answers", cpu, answers("text", path, *prompt), said) for cpu in CPUS]
+        path, question, words = model_path("smollm2"), ("What is the capital of France?", 8), ("The capital of France is", 3)
+        said, written, begun = here("chat", path, *question), here("text", path, *words), here("logits", path, "", "f16", 3, 5, 2)
+        work += [Job("smollm2 answers", cpu, answers("chat", path, *question), said) for cpu, _ in neon]
+        work += [Job("smollm2 writes", cpu, answers("text", path, *words), written)
+                 for cpu, (machine, _) in CPUS.items() if machine != "aarch64"]
         work += [Job("smollm2, first tokens", cpu, answers("logits", path, tier, "f16", 3, 5, 2), begun)
                  for cpu, (machine, tier) in CPUS.items() if machine != "aarch64"]
         work += [Job("scalar kernels", "cortex-a7", pytest(kernels, "tests/test_gguf.py", "-k", "not package")),
