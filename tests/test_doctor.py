@@ -6,7 +6,7 @@ import pytest
 
 from pyengine import cli, yardstick
 from pyengine.cli import doctor
-from pyengine.native import ffi, lib
+from pyengine.native import TIERS, ffi, lib
 from test_machine import Tree
 from tiny_gguf import Spec, write
 
@@ -125,3 +125,11 @@ def test_read_loops_stay_within_their_bytes(n, streams):
         m[:] = b"\x01" * len(m)
         assert lib.pe_read_loop(at, n) == 0 == lib.pe_read_streams(at, n, streams)      # equal words cancel out
         ffi.release(start)
+
+
+@pytest.mark.parametrize("tier", yardstick.PEAKS)
+def test_every_tier_has_a_bare_loop(tier):
+    if TIERS[tier] & ~lib.pe_cpu_isa():
+        pytest.skip(f"this CPU has no {tier}")
+    assert lib.pe_mac_loop(TIERS[tier], 20) == 2 * lib.pe_mac_loop(TIERS[tier], 10) > 0
+    assert lib.pe_mac_loop(0, 10) == 0

@@ -292,8 +292,19 @@ def test_profile_counts_time_per_instruction(tiny):
 def test_no_kernel_says_why():
     with pytest.raises(errors.UnsupportedError, match="IQ3_S"):
         choose(21, "IQ3_S", rows(), lib.pe_cpu_isa())
-    with pytest.raises(errors.UnsupportedError, match="mm_q8_0_avx2.*lacks"):
+    with pytest.raises(errors.UnsupportedError, match="mm_q8_0_(avx2|neon).*lacks"):
         choose(8, "Q8_0", [r for r in rows() if r.isa], 0)
+
+
+def test_every_tier_of_this_build_leaves_no_token_count_out():
+    """Where the few-token row ends the many-token row takes over, of whichever tier each of them is."""
+    table, by_index = rows(), {r.index: r for r in rows()}
+    for isa in {0, *(bits for bits in TIERS.values() if any(r.isa == bits for r in table))}:
+        for wtype in {r.wtype for r in table}:
+            chosen = choose(wtype, str(wtype), table, isa)
+            one, few, many = (by_index[i] for i in chosen.rows)
+            assert one.n_min == 1 and few.n_min <= chosen.few and chosen.few <= chosen.many, chosen
+            assert few.n_max >= chosen.many - 1 and many.n_min <= chosen.many and many.n_max > 10**9, chosen
 
 
 def test_isa_names():
