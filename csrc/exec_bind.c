@@ -183,6 +183,15 @@ static int64_t longest_row(const pe_insn *insns, int32_t n) {
   return pe_up64(4 * most);
 }
 
+int64_t pe_thread_bytes(const pe_insn *insns, int32_t n, const pe_limits *limits) {
+  int64_t most = 0;
+  for (int32_t i = 0; i < n; i++) {
+    int64_t bytes = insns[i].op == PE_OP_FFN ? pe_up64(pe_ffn_bytes(&insns[i], max_rows(limits, &insns[i]))) : 0;
+    if (bytes > most) most = bytes;
+  }
+  return PE_SCRATCH + longest_row(insns, n) + most;
+}
+
 static int check_limits(const pe_limits *l, const pe_region *regions, int32_t n_regions) {
   if (l->max_tokens < 1 || l->max_seqs < 1 || l->max_wanted < 1 || l->n_ctx < 1 || l->n_ids < 1) return PE_EINVAL;
   if (l->n_groups < 0 || l->n_groups > 8 || l->max_pages < ((int64_t)l->n_ctx + PE_PAGE - 1) / PE_PAGE) return PE_EINVAL;
@@ -221,11 +230,7 @@ int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_r
   size_t tokens = (size_t)limits->max_tokens, ni = (size_t)n_insns;
   p->limits = *limits, p->n_threads = n_threads, p->n_insns = n_insns, p->n_regions = n_regions;
   p->row_bytes = longest_row(insns, n_insns);
-  for (int32_t i = 0; i < n_insns; i++) {
-    int64_t bytes = insns[i].op == PE_OP_FFN ? pe_up64(pe_ffn_bytes(&insns[i], max_rows(limits, &insns[i]))) : 0;
-    if (bytes > p->thread_bytes) p->thread_bytes = bytes;
-  }
-  p->thread_bytes += PE_SCRATCH + p->row_bytes;
+  p->thread_bytes = pe_thread_bytes(insns, n_insns, limits);
   if (p->thread_bytes > (PTRDIFF_MAX - 64) / n_threads) {   /* more than 32 bits address */
     pe_prog_free(p);
     return PE_ENOMEM;

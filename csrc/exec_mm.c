@@ -67,6 +67,12 @@ static int64_t ffn_block(const pe_insn *in) { return pe_has(in->a[5]) ? 256 : pe
 #define FFN_FLOATS 65536
 #define FFN_TOKENS 256
 
+/* Blocks of 256 rows may be few: 32 in a 1B model. Then a part also takes only some of the tokens, so that there are
+ * FFN_PARTS a thread: a core of a quarter or a fifth of the others' speed otherwise holds the last part for as long as
+ * it saved before (docs/threads.md). Weights are unpacked once for each piece, hence no fewer than FFN_PIECE. */
+#define FFN_PARTS 16
+#define FFN_PIECE 128
+
 static int64_t ffn_tokens(int64_t n) { return n < FFN_TOKENS ? n : FFN_TOKENS; }
 
 static int64_t ffn_rows(const pe_prog *p, const pe_insn *in, int64_t n) {
@@ -85,20 +91,30 @@ int64_t pe_ffn_bytes(const pe_insn *in, int64_t max_rows) {
   return 2 * 4 * (floats + 16 * n);
 }
 
+/* Tokens of a part, with blocks of `per` rows. */
+static int64_t ffn_piece(const pe_prog *p, const pe_insn *in, int64_t n, int64_t per) {
+  int64_t blocks = (in->n[1] + per - 1) / per, pieces = (FFN_PARTS * (int64_t)p->step.n_threads + blocks - 1) / blocks;
+  int64_t piece = ((n + pieces - 1) / pieces + 15) & ~(int64_t)15;
+  if (p->step.n_threads == 1 || piece > n) return n;
+  return piece < FFN_PIECE ? (n < FFN_PIECE ? n : FFN_PIECE) : piece;
+}
+
 uint32_t pe_parts_ffn(const pe_prog *p, const pe_insn *in) {
   int64_t n = pe_rows_of(p, in);
   if (!n) return 0;
-  int64_t per = ffn_rows(p, in, n);
-  return (uint32_t)((in->n[1] + per - 1) / per);
+  int64_t per = ffn_rows(p, in, n), piece = ffn_piece(p, in, n, per);
+  return (uint32_t)((in->n[1] + per - 1) / per * ((n + piece - 1) / piece));
 }
 
 void pe_run_ffn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
   int64_t n = pe_rows_of(p, in), k = in->n[1], per = ffn_rows(p, in, n), stride = ffn_stride(per);
-  int64_t r0 = part * per, r1 = r0 + per < k ? r0 + per : k;
+  int64_t piece = ffn_piece(p, in, n, per), pieces = (n + piece - 1) / piece;   /* of a block's tokens, one after another */
+  int64_t r0 = part / pieces * per, r1 = r0 + per < k ? r0 + per : k;
+  int64_t first = part % pieces * piece, end = first + piece < n ? first + piece : n;
   float *tmp = (float *)(pe_scratch(p, thread) + PE_SCRATCH);
   float *gate = (float *)(pe_scratch(p, thread) + PE_SCRATCH + p->row_bytes), *up = gate + ffn_tokens(n) * stride;
-  for (int64_t t0 = 0; t0 < n; t0 += FFN_TOKENS) {
-    int64_t m = ffn_tokens(n - t0);
+  for (int64_t t0 = first; t0 < end; t0 += FFN_TOKENS) {
+    int64_t m = ffn_tokens(end - t0);
     product(p, in, in->a[0], in->a[2], t0, m, r0, r1, gate, stride, thread);
     product(p, in, in->a[1], in->a[2], t0, m, r0, r1, up, stride, thread);
     for (int64_t t = 0; t < m; t++) {

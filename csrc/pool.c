@@ -1,7 +1,13 @@
 /* pool.c: persistent threads, parts claimed from a counter, waits that spin and
  * then sleep. Knows nothing of instructions (exec.c) and nothing of Python. */
+#if defined(__linux__) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE   /* pthread_setaffinity_np */
+#endif
 #include "pool.h"
 #include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #include <stdatomic.h>
 #include <stdlib.h>
 #include "fpenv.h"
@@ -159,6 +165,24 @@ void pe_pool_run(pe_pool *p, const pe_job *job) {
 }
 
 int32_t pe_pool_threads(const pe_pool *p) { return p->n_threads; }
+
+#if defined(__linux__) && !defined(__ANDROID__)
+int pe_pool_bind(pe_pool *p, int32_t thread, const int32_t *cpus, int32_t n_cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (thread < 1 || thread >= p->n_threads) return PE_EINVAL;
+  for (int32_t i = 0; i < n_cpus; i++) {
+    if (cpus[i] < 0 || cpus[i] >= CPU_SETSIZE) return PE_EINVAL;
+    CPU_SET(cpus[i], &set);
+  }
+  return pthread_setaffinity_np(p->threads[thread - 1], sizeof set, &set) ? PE_EINVAL : PE_OK;
+}
+#else
+int pe_pool_bind(pe_pool *p, int32_t thread, const int32_t *cpus, int32_t n_cpus) {
+  (void)p, (void)thread, (void)cpus, (void)n_cpus;
+  return PE_EINVAL;
+}
+#endif
 
 void pe_pool_free(pe_pool *p) {
   if (!p) return;

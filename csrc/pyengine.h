@@ -265,6 +265,8 @@ typedef struct pe_pool pe_pool;
 int pe_pool_new(pe_pool **out, int32_t n_threads);   /* n_threads counts the caller: n_threads-1 are made */
 void pe_pool_free(pe_pool *);
 int32_t pe_pool_threads(const pe_pool *);
+/* Thread 1..n_threads-1 runs on these CPUs only; PE_EINVAL where the system refuses or cannot. Thread 0 is the caller's. */
+int pe_pool_bind(pe_pool *, int32_t thread, const int32_t *cpus, int32_t n_cpus);
 
 #define PE_OP_EMBED 0       /* ids -> rows of a weight, scaled */
 #define PE_OP_ROPE_TABLE 1  /* positions -> cosines and sines */
@@ -340,6 +342,7 @@ int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_r
                 const pe_limits *limits, uint32_t isa, int32_t n_threads, int32_t *bad);
     /* binds: every operand is checked against its region; on PE_ERANGE or PE_EINVAL bad[0] is the instruction, bad[1] the operand */
 void pe_prog_free(pe_prog *);
+int64_t pe_thread_bytes(const pe_insn *insns, int32_t n_insns, const pe_limits *limits);   /* scratch of a thread */
 int pe_prog_run(pe_prog *, pe_pool *, const pe_step *, int32_t *bad);   /* PE_EINVAL: bad[0] is the field of the step, bad[1] the index */
 int32_t pe_prog_phases(const pe_prog *);         /* phases of the last step: tails and instructions without rows have none */
 void pe_prog_stop(pe_prog *, int32_t stop);      /* 1: a running step ends with PE_ESTOPPED; 0: runs again */

@@ -8,6 +8,8 @@ What goes wrong in one request (a logit that is not finite, a logits processor t
 raises) ends that request. What goes wrong in a step as a whole (the file changed)
 ends the requests of that step. Neither ends the engine.
 """
+import contextlib
+import os
 import time
 
 from .cache import PAGE, Cache, pages_for
@@ -54,13 +56,15 @@ class Request:
 
 
 class Engine:
-    def __init__(self, program, *, n_pages, n_threads, n_threads_batch=None, profile=False):
+    def __init__(self, program, *, n_pages, n_threads, n_threads_batch=None, limit=None, cpus=None, profile=False):
         """Opens the program: makes its threads and its (untouched) memory. n_threads_batch: threads of steps
-        of BATCH_ROWS rows and more; None: n_threads."""
+        of BATCH_ROWS rows and more; None: n_threads. limit() is asked before each step for the most threads it may
+        take (machine.CpuLimit); cpus: where each thread may run (machine.binding), the first the one that steps."""
         self.program = program
         self.n_ctx = program.n_ctx
         self.n_threads, self.n_threads_batch = n_threads, n_threads_batch or n_threads
-        program.open(pages=list(n_pages), n_threads=max(self.n_threads, self.n_threads_batch), profile=profile)
+        self._limit, self._cpus = limit, cpus
+        program.open(pages=list(n_pages), n_threads=max(self.n_threads, self.n_threads_batch), profile=profile, cpus=cpus)
         self.cache = Cache([g.window or 0 for g in program.groups], n_pages)
         self.scheduler = Scheduler(self.cache, max_seqs=program.max_seqs, max_tokens=program.max_tokens,
                                    max_wanted=program.max_wanted)
@@ -70,6 +74,12 @@ class Engine:
     @property
     def idle(self) -> bool:
         return self.scheduler.idle
+
+    def settle(self) -> None:
+        """Called by the thread that will step: it does a part of the work and belongs where its part belongs."""
+        if self._cpus:
+            with contextlib.suppress(OSError):     # as for the others: then the system chooses
+                os.sched_setaffinity(0, self._cpus[0])
 
     def add(self, request: Request) -> None:
         assert 0 < len(request.prompt) <= self.n_ctx, "checked by whoever takes requests from outside"
@@ -99,6 +109,8 @@ class Engine:
                 request.started = begin
         try:
             n_threads = self.n_threads if len(tokens) < BATCH_ROWS else self.n_threads_batch
+            if self._limit is not None:
+                n_threads = min(n_threads, self._limit())
             logits = self.program.run(Step(tokens, seqs, wanted, n_threads=n_threads))
         except StoppedError:
             self.program.stop(False)

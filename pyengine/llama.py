@@ -31,8 +31,10 @@ class Llama:
     n_ctx        positions per sequence; None or 0: what the model was trained for, cut with
                  a warning to what fits into memory. More than trained warns, more than memory raises.
     max_seqs     sequences that run at one time; more wait their turn
-    n_threads    None: what was tuned, else the performance cores within affinity and CPU quota
-    n_threads_batch  threads for prompts and batches, steps of 8 rows and more; None: n_threads, or what was tuned
+    n_threads    None: what was tuned, else the performance cores within affinity and CPU quota, fewer where fewer
+                 saturate memory; the quota is read again while we run (docs/threads.md)
+    n_threads_batch  threads for prompts and batches, steps of 8 rows and more; None: n_threads, else what was tuned,
+                 else all cores within affinity and quota
     n_batch      most tokens of one step
     kv_type      type of the KV cache, "f16" or "q8_0"
     mmap         False reads the weights into private memory: they cannot change under us
@@ -59,9 +61,8 @@ class Llama:
         try:
             _read_ahead(self._gguf.files)
             self.tuned = tuning.load(isa) if tune else tuning.Tuned(reason="switched off by tune=False")
-            decode, prompt = self.tuned.threads(self._gguf) or (machine.default_threads(),) * 2
-            self.n_threads = n_threads or decode
-            self.n_threads_batch = n_threads_batch or n_threads or prompt
+            threads = self.tuned.threads(self._gguf) or machine.threads()
+            self.n_threads, self.n_threads_batch = n_threads or threads[0], n_threads_batch or n_threads or threads[1]
             n_pages = self._compile(n_ctx, max_seqs, dict(
                 max_seqs=max_seqs, max_tokens=n_batch, max_wanted=max(32, max_seqs), kv_type=kv_type,
                 isa=isa, fuse=fuse, tuned=self.tuned))
@@ -70,8 +71,12 @@ class Llama:
 
             if mlock:
                 self._lock_weights()
-            engine = Engine(self._program, n_pages=n_pages, n_threads=self.n_threads,
-                            n_threads_batch=self.n_threads_batch, profile=profile)
+            limit, most = None, (self.n_threads, self.n_threads_batch)
+            if n_threads is None and n_threads_batch is None:        # what somebody asked for is not ours to change
+                limit = machine.CpuLimit()
+                most = machine.room_to_grow(most)
+            engine = Engine(self._program, n_pages=n_pages, n_threads=most[0], n_threads_batch=most[1], limit=limit,
+                            cpus=machine.binding(max(most)), profile=profile)
         except BaseException:
             self._gguf.close()
             raise

@@ -7,9 +7,10 @@ import os
 from typing import NamedTuple
 
 from pyengine._native import ffi, lib
+from pyengine import machine
 from pyengine.errors import MemoryBudgetError, NonFiniteError, PyengineError, RequestError, StoppedError, UnsupportedError
 
-__all__ = ["ffi", "lib", "check", "address_of", "isa_mask", "Row", "rows", "TIERS"]
+__all__ = ["ffi", "lib", "check", "address_of", "isa_mask", "Row", "rows", "demoted", "TIERS"]
 
 _CODES = {
     lib.PE_ENOMEM: (MemoryBudgetError, "out of memory"),
@@ -85,3 +86,11 @@ def rows() -> "list[Row]":
     table = lib.pe_rows(n)
     return [Row(i, ffi.string(r.name).decode(), r.wtype, r.act, r.isa, r.n_min, r.n_max)
             for i, r in ((i, table[i]) for i in range(n[0]))]
+
+
+def demoted(name: "str | None" = None) -> int:
+    """Instruction-set bits that this processor has and is no faster with, unless a tier is named (as for isa_mask):
+    in the static order their rows come behind those without."""
+    if name or os.environ.get("PYENGINE_ISA") or not lib.pe_cpu_isa() & lib.PE_ISA_I8MM:
+        return 0
+    return lib.PE_ISA_I8MM if machine.slow_smmla() else 0

@@ -229,6 +229,7 @@ class EngineThread:
 
     def _run(self) -> None:
         engine = self.engine
+        engine.settle()
         while True:
             with self._wake:
                 while not (self._new or self._cancel or self._closing or not engine.idle):

@@ -129,7 +129,7 @@ def this_machine(isa=None) -> dict:
     from .native import isa_mask
 
     return {"cpu": machine.cpu_name(), "isa": isa_mask(isa), "cpus": len(machine.allowed_cpus()),
-            "cores": len(machine.performance_cores()), "quota": machine.quota()}
+            "cores": len(machine.physical_cores()), "quota": machine.quota()}
 
 
 def file_name(me: dict) -> str:
@@ -241,7 +241,7 @@ class _Bench:
         pages = -(-N_CTX // 64)
         self.tables = (tuple(range(pages)),) * len(self.program.groups)
         try:
-            self.program.open([pages] * len(self.program.groups), n_threads, profile=True)
+            self.program.open([pages] * len(self.program.groups), n_threads, profile=True, cpus=machine.binding(n_threads))
         except BaseException:
             self.program.close()
             raise
@@ -296,7 +296,8 @@ def measure(gguf, *, isa=None, seconds=17.0, n_threads=None, progress=None):
     from .plan.lower import covers
 
     end = time.monotonic() + seconds
-    n_threads = n_threads or machine.default_threads()
+    usual = (n_threads, n_threads) if n_threads else machine.threads()
+    n_threads = usual[1]
     tell = progress or (lambda share, what: None)
 
     def say(share, what):
@@ -319,8 +320,8 @@ def measure(gguf, *, isa=None, seconds=17.0, n_threads=None, progress=None):
                      lambda: say(min(0.75, 1 - (end - time.monotonic()) / seconds), f"kernels at {n} tokens"))
     date = time.strftime("%Y-%m-%d")
     chosen = {shape: dataclasses.replace(pick(candidates[shape], static[shape][1], ratios[shape], covers), date=date) for shape in static}
-    figures = _thread_figures(gguf, layers, isa, chosen, n_threads, end, lambda: say(1 - (end - time.monotonic()) / seconds, "threads"))
-    threads = tuple(best_threads(figures[n], n_threads) for n in (1, N_CTX))
+    figures = _thread_figures(gguf, layers, isa, chosen, usual, end, lambda: say(1 - (end - time.monotonic()) / seconds, "threads"))
+    threads = tuple(best_threads(figures[n], t) for n, t in zip((1, N_CTX), usual))
     say(1.0, "done")
     return Tuned(chosen, {model_key(gguf): threads}), figures
 
@@ -424,17 +425,15 @@ def pick(rows, static, ratios, covers) -> Choice:
     return dataclasses.replace(choice, ratios={n: ratios[n][at[n]] for n in counts if at[n] in ratios[n]})
 
 
-def thread_counts(usual: int) -> list:
-    """Thread counts to try: the usual one, fractions of it, and every CPU we may use; all within the quota."""
-    limit = machine.quota()
-    most = len(machine.allowed_cpus())
-    most = max(1, most if limit is None else min(most, int(limit)))
-    return sorted({min(most, max(1, n)) for n in (usual, usual // 4, usual // 2, usual * 3 // 4, most)})
+def thread_counts(decode: int, prompt: int) -> list:
+    """Thread counts to try: the usual ones, fractions of the larger, and every CPU we may use; all within the quota."""
+    most = max(1, min(len(machine.allowed_cpus()), machine.cap(machine.quota())))
+    return sorted({min(most, max(1, n)) for n in (decode, prompt, prompt // 4, prompt // 2, prompt * 3 // 4, most)})
 
 
 def _thread_figures(gguf, layers, isa, chosen, usual, end, tick) -> dict:
     """{1: {threads: seconds of a step}, N_CTX: ...}, medians of steps taken in turn."""
-    counts = thread_counts(usual)
+    counts = thread_counts(*usual)
     out = {}
     with contextlib.ExitStack() as stack:
         benches = {t: stack.enter_context(_Bench(gguf, layers, isa, t, chosen)) for t in counts}

@@ -80,7 +80,7 @@ def test_a_made_up_server(tmp_path):
     tree.write("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "schedutil")
     text = dict(doctor.lines(doctor.facts(tmp_path)))
     assert text["cores"] == "4 with 8 hardware threads in the system; affinity allows 8: 4 performance cores"
-    assert text["quota"] == "3 CPUs by cgroup" and text["threads"] == "3 by default (-t)"
+    assert text["quota"] == "3 CPUs by cgroup" and text["threads"] == "by default 3 for generation (-t), 3 for prompts (-tb)"
     assert text["frequency"] == "governor schedutil" and text["huge pages"] == "always"
     assert text["memory"] == "16.38 GB in all, 2.00 GB available, 2.00 GB allowed by cgroup"
 

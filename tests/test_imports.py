@@ -15,8 +15,9 @@ PACKAGE = ROOT / "pyengine"
 ALLOWED = {
     "__init__": set(),
     "errors": set(),
-    "native": set(),
+    "native": {"machine"},
     "machine": set(),
+    "thermal": {"machine"},
     "cache": set(),
     "sandbox": set(),
     "mapped": {"native"},
@@ -35,7 +36,7 @@ ALLOWED = {
     "tune": {"native", "plan", "catalog", "machine", "__init__"},
     "yardstick": {"native", "machine"},
     "llama": {"tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
-    "cli": {"llama", "tune", "yardstick", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
+    "cli": {"llama", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }
 HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub")
 

@@ -1,5 +1,6 @@
 """Threads and memory, read from made-up /proc and /sys trees."""
 import os
+import pathlib
 
 import pytest
 
@@ -24,6 +25,11 @@ class Tree:
                        f"{core}-{core + threads_per_core - 1}" if threads_per_core > 1 else f"{c}")
         return self.write("/proc/self/status", f"Name:\tx\nCpus_allowed_list:\t{allowed or f'0-{n - 1}'}")
 
+    def arm(self, parts, maker=0x41):
+        """/proc/cpuinfo of an ARM system, a part for each CPU."""
+        return self.write("/proc/cpuinfo", "\n\n".join(f"processor\t: {c}\nCPU implementer\t: {maker:#x}\nCPU part\t: {part:#x}"
+                                                       for c, part in enumerate(parts)))
+
     def mount(self, kind, point, options, within="/"):
         self.mounts.append(f"{30 + len(self.mounts)} 24 0:26 {within} {point} rw,relatime shared:4 - {kind} cgroup {options}")
         return self.write("/proc/self/mountinfo", "\n".join(["22 1 0:20 / / rw - ext4 /dev/sda rw", *self.mounts]))
@@ -38,7 +44,11 @@ def tree(tmp_path):
 
 
 def threads(tree):
-    return machine.default_threads(tree.root)
+    return machine.threads(tree.root).prompt
+
+
+def fast(tree):
+    return [core.cpus[0] for core in machine.physical_cores(tree.root) if core.fast]
 
 
 def test_affinity_bounds_the_threads(tree):
@@ -48,28 +58,60 @@ def test_affinity_bounds_the_threads(tree):
 
 def test_two_threads_of_a_core_are_one_core(tree):
     tree.cpus(8, threads_per_core=2)
-    assert machine.performance_cores(tree.root) == [0, 2, 4, 6]
+    assert fast(tree) == [0, 2, 4, 6]
     tree.cpus(8, threads_per_core=2, allowed="1,2,3")
-    assert machine.performance_cores(tree.root) == [1, 2]
+    assert fast(tree) == [1, 2]
 
 
-def test_efficiency_cores_of_hybrid_intel_are_left_out(tree):
+def test_efficiency_cores_of_hybrid_intel_take_part_in_prompts_only(tree):
     tree.cpus(12).write("/sys/devices/cpu_core/cpus", "0-3").write("/sys/devices/cpu_atom/cpus", "4-11")
-    assert threads(tree) == 4
-    tree.cpus(12, allowed="4-11")       # only efficiency cores allowed: use them
-    assert threads(tree) == 8
+    assert machine.threads(tree.root) == (4, 12)
+    tree.cpus(12, allowed="4-11")       # only efficiency cores allowed: they are the fastest there are
+    assert machine.threads(tree.root) == (8, 8)
+    tree.cpus(12).write("/sys/devices/cpu_atom/cpus", "4-9").write("/sys/devices/cpu_lowpower/cpus", "10-11")
+    assert machine.threads(tree.root) == (4, 12)
 
 
-def test_little_cores_of_arm_are_left_out(tree):
+def test_little_cores_by_capacity(tree):
     tree.cpus(8)
     for c in range(8):
         tree.write(f"/sys/devices/system/cpu/cpu{c}/cpu_capacity", "530" if c < 4 else "1024")
-    assert machine.performance_cores(tree.root) == [4, 5, 6, 7]
+    assert fast(tree) == [4, 5, 6, 7]
+
+
+def test_little_cores_by_clock_and_kind(tree):
+    """A vendor's kernel without capacities: 1.8 GHz of an in-order A55 are not 0.75 of 2.4 GHz of an A76."""
+    tree.cpus(8).arm([0xD05] * 4 + [0xD0B] * 4)
+    assert machine.threads(tree.root) == (4, 8)             # by the kind alone
+    for c in range(8):
+        tree.write(f"/sys/devices/system/cpu/cpu{c}/cpufreq/cpuinfo_max_freq", "1800000" if c < 4 else "2400000")
+    assert fast(tree) == [4, 5, 6, 7]
+    tree.cpus(2).write("/proc/cpuinfo", "")                 # clocks alone, far enough apart
+    tree.write("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "1000000").write("/sys/devices/system/cpu/cpu1/cpufreq/cpuinfo_max_freq", "2000000")
+    assert machine.threads(tree.root) == (1, 2)
+
+
+def test_cores_by_id_where_siblings_are_not_listed(tree):
+    tree.write("/proc/self/status", "Cpus_allowed_list:\t0-7")
+    for c in range(8):                                      # two packages of two cores of two threads
+        base = f"/sys/devices/system/cpu/cpu{c}/topology"
+        tree.write(f"{base}/core_id", str(c // 2 % 2)).write(f"{base}/physical_package_id", str(c // 4))
+    assert [core.cpus for core in machine.physical_cores(tree.root)] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    tree.write("/sys/devices/system/cpu/cpu0/topology/core_cpus_list", "0,5")
+    assert (0,) in [core.cpus for core in machine.physical_cores(tree.root)]
+
+
+def test_offline_cpus_do_not_count(tree):
+    """/proc/self/status lists them as allowed; their topology is gone."""
+    tree.cpus(8, threads_per_core=2).write("/sys/devices/system/cpu/online", "0-3,6")
+    assert [core.cpus for core in machine.physical_cores(tree.root)] == [(0, 1), (2, 3), (6,)]
+    tree.write("/sys/devices/system/cpu/online", "nonsense")
+    assert threads(tree) == 4
 
 
 @pytest.mark.parametrize("text, expected", [
-    ("200000 100000", 2), ("max 100000", 16), ("150000 100000", 1), ("50000 100000", 1),
-    ("6400000 100000", 16), ("", 16), ("nonsense", 16), ("100000 0", 16),
+    ("200000 100000", 2), ("max 100000", 16), ("150000 100000", 2), ("50000 100000", 1), ("110000 100000", 2),
+    ("200100 100000", 2), ("6400000 100000", 16), ("", 16), ("nonsense", 16), ("100000 0", 16),
 ])
 def test_cgroup_v2_quota(tree, text, expected):
     """Case 114: docker --cpus=2 on a 16-core host gives 2 threads."""
@@ -127,7 +169,7 @@ def test_versions_side_by_side(tree):
 
 
 def test_nothing_to_read_gives_a_usable_number(tmp_path):
-    assert machine.default_threads(tmp_path) >= 1
+    assert min(machine.threads(tmp_path)) >= 1 and machine.binding(1, tmp_path) is None
     assert machine.quota(tmp_path) is None and machine.memory_available(tmp_path) is None
 
 
@@ -153,14 +195,143 @@ def test_memory_v1(tree):
 
 
 def test_this_machine():
-    n = machine.default_threads()
-    assert 1 <= n <= (os.cpu_count() or 1)
-    assert n <= len(machine.allowed_cpus())
+    decode, prompt = machine.threads()
+    assert 1 <= decode <= prompt <= len(machine.allowed_cpus()) <= (os.cpu_count() or 1)
+    assert machine.CpuLimit()() >= 1
 
 
 @pytest.mark.parametrize("text, cpus", [("0-3,8", [0, 1, 2, 3, 8]), ("", []), ("5", [5]), ("x,2-", [])])
 def test_cpu_list(text, cpus):
     assert machine.cpu_list(text) == cpus
+
+
+# ---- the machines of docs/threads.md --------------------------------------------------------------
+
+
+def pi4(tree):
+    tree.cpus(4).arm([0xD08] * 4)
+
+
+def pi5(tree):
+    tree.cpus(4).arm([0xD0B] * 4)
+    for c in range(4):
+        tree.write(f"/sys/devices/system/cpu/cpu{c}/cpu_capacity", "1024")
+
+
+def rk3588(tree):
+    tree.cpus(8).arm([0xD05] * 4 + [0xD0B] * 4)
+    for c in range(8):
+        tree.write(f"/sys/devices/system/cpu/cpu{c}/cpu_capacity", "530" if c < 4 else "1024")
+
+
+def i5_1340p(tree):
+    tree.cpus(8, threads_per_core=2).write("/proc/self/status", "Cpus_allowed_list:\t0-15")
+    for c in range(8, 16):
+        tree.write(f"/sys/devices/system/cpu/cpu{c}/topology/thread_siblings_list", f"{c}")
+    tree.write("/sys/devices/cpu_core/cpus", "0-7").write("/sys/devices/cpu_atom/cpus", "8-15").write("/sys/devices/system/cpu/online", "0-15")
+    for c in range(16):                                     # clocks would say 0.74
+        tree.write(f"/sys/devices/system/cpu/cpu{c}/cpufreq/cpuinfo_max_freq", "4600000" if c < 8 else "3400000")
+
+
+def server(tree):
+    tree.cpus(64, threads_per_core=2)
+
+
+def container(tree):
+    tree.cpus(16, threads_per_core=2).v2().write("/sys/fs/cgroup/cpu.max", "150000 100000")
+
+
+def container_v1(tree):
+    tree.cpus(16).mount("cgroup", "/sys/fs/cgroup/cpu", "rw,cpu").write("/proc/self/cgroup", "4:cpu:/")
+    tree.write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "150000").write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
+
+
+def pinned(tree):
+    i5_1340p(tree)
+    tree.write("/proc/self/status", "Cpus_allowed_list:\t2,3,4,9,12-14")
+
+
+MACHINES = {"Raspberry Pi 4": pi4, "Raspberry Pi 5": pi5, "RK3588": rk3588, "Core i5-1340P": i5_1340p, "server": server,
+            "container, 1.5 CPUs": container, "container, 1.5 CPUs, cgroup v1": container_v1, "i5-1340P under taskset": pinned}
+
+
+def documented():
+    """{machine: (decode, prompt)} of the table in docs/threads.md."""
+    text = (pathlib.Path(__file__).parent.parent / "docs/threads.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return {row[0]: (int(row[2]), int(row[3])) for row in rows if len(row) == 5 and row[2].isdigit()}
+
+
+def test_the_document_lists_these_machines():
+    assert set(documented()) == set(MACHINES)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_threads_are_those_of_the_document(tree, name):
+    MACHINES[name](tree)
+    assert machine.threads(tree.root) == documented()[name]
+
+
+def test_each_thread_runs_on_the_cores_it_is_meant_for(tree):
+    """Generation takes the pool's first threads: they must not land on slow cores, whose parts the others would wait for."""
+    i5_1340p(tree)
+    bound = machine.binding(12, tree.root)
+    assert bound == [list(range(8))] * 4 + [list(range(8, 16))] * 8
+    assert machine.binding(4, tree.root) == bound[:4]
+    assert machine.binding(13, tree.root) is None           # somebody wants more threads than cores: the system places them
+    pinned(tree)
+    assert machine.binding(6, tree.root) == [[2, 3, 4]] * 2 + [[9, 12, 13, 14]] * 4
+
+
+@pytest.mark.parametrize("name", ["Raspberry Pi 4", "Raspberry Pi 5", "server", "container, 1.5 CPUs"])
+def test_equal_cores_are_left_to_the_system(tree, name):
+    MACHINES[name](tree)
+    assert machine.binding(4, tree.root) is None
+
+
+def test_missing_files(tree):
+    """A sandbox that shows neither /sys nor /proc/cpuinfo: every CPU counts as a core."""
+    tree.write("/proc/self/status", "Cpus_allowed_list:\t0-5")
+    assert machine.threads(tree.root) == (6, 6)
+
+
+# ---- a quota that changes while we run --------------------------------------------------------------
+
+
+def test_limit_is_read_again(tree):
+    tree.cpus(16).v2().write("/sys/fs/cgroup/cpu.max", "200000 100000")
+    limit = machine.CpuLimit(tree.root, seconds=0)
+    assert limit() == 2
+    tree.write("/sys/fs/cgroup/cpu.max", "400000 100000")
+    assert limit() == 4
+    tree.write("/sys/fs/cgroup/cpu.max", "max 100000")
+    assert limit() >= 16
+    tree.cpus(16, allowed="0-2")                            # the cpuset shrank
+    assert limit() == 3
+    tree.cpus(16)
+    assert limit() >= 16
+    seldom = machine.CpuLimit(tree.root, seconds=3600)
+    before = seldom()
+    tree.write("/sys/fs/cgroup/cpu.max", "100000 100000")
+    assert seldom() == before                               # between two readings only the clock is looked at
+
+
+def test_room_to_grow(tree):
+    tree.cpus(16).v2().write("/sys/fs/cgroup/cpu.max", "200000 100000")
+    assert machine.room_to_grow(machine.threads(tree.root), tree.root) == (4, 4)     # not 16: groups limit threads as well
+    assert machine.room_to_grow((1, 2), tree.root) == (1, 4)                         # one that was tuned stays
+    tree.write("/sys/fs/cgroup/cpu.max", "max 100000")
+    assert machine.room_to_grow(machine.threads(tree.root), tree.root) == (16, 16)
+
+
+# ---- per core: sdot or smmla --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("maker, parts, slow", [(0x61, [0x32, 0x33], True), (0x61, [0x000], True), (0x51, [0x001], True), (0x51, [0x804], False),
+                                                (0x41, [0xD40], False), (0x41, [0xD80, 0xD81], False)])
+def test_smmla_is_not_faster_everywhere(tree, maker, parts, slow):
+    tree.arm(parts, maker)
+    assert machine.slow_smmla(tree.root) == slow
 
 
 # ---- what doctor shows ------------------------------------------------------------------------
@@ -218,7 +389,9 @@ def test_cache_bytes(tree):
 
 @pytest.mark.parametrize("text, name", [
     ("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Some CPU @ 2 GHz", "Some CPU @ 2 GHz"),
-    ("CPU implementer\t: 0x41\nCPU part\t: 0xd0b\nCPU implementer\t: 0x41\nCPU part\t: 0xd05", "0x41 0xd0b 0xd05"),
+    ("processor : 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\nprocessor: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd05", "Cortex-A76, Cortex-A55"),
+    ("processor : 0\nCPU implementer\t: 0x99\nCPU part\t: 0x123", "ARM core 0x99 0x123"),
+    ("processor : zero\nCPU implementer\t: x\nCPU part\t: y", "unknown"),
     ("", "unknown"),
 ])
 def test_cpu_name(tree, text, name):

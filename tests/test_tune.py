@@ -242,9 +242,9 @@ def test_threads(monkeypatch):
     assert tune.best_threads({1: 1.0, 2: 0.5, 4: 0.9, 8: 0.49}, 4) == 2  # the fewest near the fastest
     monkeypatch.setattr(machine, "quota", lambda: 2.5)
     monkeypatch.setattr(machine, "allowed_cpus", lambda: list(range(16)))
-    assert tune.thread_counts(8) == [2]
+    assert tune.thread_counts(8, 8) == [2, 3]
     monkeypatch.setattr(machine, "quota", lambda: None)
-    assert tune.thread_counts(8) == [2, 4, 6, 8, 16]
+    assert tune.thread_counts(8, 8) == [2, 4, 6, 8, 16] and tune.thread_counts(3, 12) == [3, 6, 9, 12, 16]
 
 
 def test_measured_on_this_machine(mixed, cache):

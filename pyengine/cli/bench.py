@@ -30,6 +30,7 @@ def main(argv) -> int:
             rates = [rate(model, n_prompt, n_gen, seed) for seed in range(args.repetitions + 1)][1:]    # the first warms up
             mean = sum(rates) / len(rates)
             spread = (sum((r - mean) ** 2 for r in rates) / max(1, len(rates) - 1)) ** 0.5
+            facts["threads"] = model.n_threads if n_gen else model.n_threads_batch
             rows.append(dict(facts, test=name, tokens_per_second=mean, stddev=spread, samples=rates))
             if args.output == "md":
                 print(f"| {facts['model']} | {facts['size'] / (1 << 20):.2f} MiB | {facts['params'] / 1e6:.2f} M | CPU "

@@ -23,7 +23,7 @@ def parser():
     p.add_argument("path", nargs="?", metavar="MODEL", help="a GGUF file or a name of the catalog: also its predicted limits")
     p.add_argument("-m", "--model", metavar="MODEL")
     p.add_argument("--run", action="store_true", help="run the model and say which share of its limits it reaches")
-    p.add_argument("-t", "--threads", type=int, default=-1, metavar="N", help="threads; -1: performance cores within the quota")
+    p.add_argument("-t", "--threads", type=int, default=-1, metavar="N", help="threads; -1: as docs/threads.md says")
     p.add_argument("--quick", action="store_true", help="measure nothing")
     p.add_argument("--json", action="store_true", help="one JSON object")
     return p
@@ -40,7 +40,7 @@ def main(argv) -> int:
             from .. import machine
             from ..native import isa_mask
 
-            most = args.threads if args.threads > 0 else machine.default_threads()
+            most = args.threads if args.threads > 0 else max(machine.threads())
             report["measured"] = measured(sorted({1, most}), isa_mask(), say)
         if name is not None:
             report["model"] = limits(name, args, report, say)
@@ -68,18 +68,19 @@ def note():
 # ---- gathering --------------------------------------------------------------------------------
 
 def facts(root="/") -> dict:
-    from .. import __version__, catalog, machine, tune
+    from .. import __version__, catalog, machine, thermal, tune
     from ..native import ffi, lib
 
     brand = ffi.string(lib.pe_cpu_name()).decode("utf-8", "replace").strip()
     tuned = tune.load()
-    quota = machine.quota(root)
+    quota, threads = machine.quota(root), machine.threads(root)
     out = {
         "pyengine": {"version": __version__, "python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"},
         "cpu": {"name": brand or machine.cpu_name(root), "forced": os.environ.get("PYENGINE_ISA") or None, "tiers": tiers(),
                 "cache": machine.cache_bytes(root) or None},
-        "cores": dict(machine.cores(root), quota=quota, threads=machine.default_threads(root)),
+        "cores": dict(machine.cores(root), quota=quota, threads=threads.decode, threads_batch=threads.prompt),
         "frequency": machine.frequency(root),
+        "heat": thermal.report(root),
         "memory": {"total": machine.memory_total(root), "available": machine.memory_available(root), "limit": machine.memory_limit(root),
                    "huge_pages": machine.huge_pages(root), "mlock": mlock()},
         "tune": {"file": str(tuned.path) if tuned.path else None, "reason": tuned.reason, "shapes": len(tuned.shapes), "models": len(tuned.models)},
@@ -143,7 +144,7 @@ def limits(name: str, args, report: dict, say) -> dict:
     from ..gguf import GGUF
     from ..llama import find
     from ..native import isa_mask
-    from .. import plan, tune
+    from .. import plan, thermal, tune
 
     say("planning the model")
     path = find(name)
@@ -160,6 +161,7 @@ def limits(name: str, args, report: dict, say) -> dict:
     out = {"path": str(path), "arch": program.arch, "bytes_per_token": size, "macs_per_token": macs, "macs_of_head": head}
     if args.run:
         out.update(reached(path, args, say))
+        report["heat_after"] = thermal.report()
         # neighbours and clocks change: the yardsticks hold for this run if they are laid on before and after it
         again = measured(report["measured"]["threads"], isa_mask(), say)
         for kind in ("read", "peak"):
@@ -199,6 +201,8 @@ def reached(path, args, say) -> dict:
 
 def lines(report: dict):
     """(name, text) pairs."""
+    from .. import thermal
+
     r = report["pyengine"]
     yield "pyengine", f"{r['version']}, Python {r['python']}, {r['platform']}"
     yield "CPU", report["cpu"]["name"] + (f", {report['cpu']['cache'] / 2**20:.0f} MB of cache" if report["cpu"]["cache"] else "")
@@ -216,10 +220,11 @@ def lines(report: dict):
     yield "cores", (f"{c['physical']} with {c['cpus']} hardware threads in the system; affinity allows {len(c['allowed'])}: "
                     f"{len(c['performance'])} performance cores" + (f", {c['efficiency']} efficiency cores" if c["efficiency"] else ""))
     yield "quota", "none" if c["quota"] is None else f"{c['quota']:g} CPUs by cgroup"
-    yield "threads", f"{c['threads']} by default (-t)"
+    yield "threads", f"by default {c['threads']} for generation (-t), {c['threads_batch']} for prompts (-tb)"
     f = report["frequency"]
     yield "frequency", "not shown by this system" if f is None else (
         f"governor {', '.join(f['governors']) or 'unknown'}" + (f", {f['min_mhz']} to {f['max_mhz']} MHz" if f["max_mhz"] else ""))
+    yield from thermal.lines(report["heat"], report.get("heat_after"))
     m = report["memory"]
     parts = [f"{m[key] / 1e9:.2f} GB {word}" for key, word in (("total", "in all"), ("available", "available"), ("limit", "allowed by cgroup")) if m[key] is not None]
     yield "memory", ", ".join(parts) or "unknown"

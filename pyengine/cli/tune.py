@@ -81,7 +81,7 @@ def show(tuned, figures, usual) -> None:
     """The choices by shape, with the gain over the static order at each count, and the thread counts."""
     from .. import machine
 
-    usual = usual or machine.default_threads()
+    usual = (usual, usual) if usual else machine.threads()
     header = ("matrix", "1 token", "few, from", "many, from", "gain over the static order")
     lines = []
     for (kind, k, rows), c in sorted(tuned.shapes.items()):
@@ -90,11 +90,11 @@ def show(tuned, figures, usual) -> None:
         many = f"{c.rows[2]}, {c.many}" if c.many < 1 << 20 else "-"
         lines.append((f"{kind} {k} x {rows}", c.rows[0], few, many, gains or "none"))
     table(header, lines)
-    for n, name in ((1, "generation"), (max(figures), "prompts")):
+    for n, name, before in ((1, "generation", usual[0]), (max(figures), "prompts", usual[1])):
         times = figures[n]
         chosen = dict(zip((1, max(figures)), next(iter(tuned.models.values()))))[n]
         tried = ", ".join(f"{t}: {n / s:.1f} tokens/s" for t, s in sorted(times.items()))
-        print(f"threads for {name}: {chosen}{'' if chosen == usual else f' instead of {usual}'} ({tried}, of the layers measured)")
+        print(f"threads for {name}: {chosen}{'' if chosen == before else f' instead of {before}'} ({tried}, of the layers measured)")
 
 
 def table(header, lines) -> None:

@@ -48,11 +48,12 @@ class Kernels:
     why: str = "static order"
 
 
-def choose(type_id, type_name, all_rows, isa, measured=None) -> Kernels:
+def choose(type_id, type_name, all_rows, isa, measured=None, demoted=0) -> Kernels:
     """The rows for a weight type: those that were measured best on this machine (tune.Choice), else the widest
-    instruction set first, then the narrowest token range. UnsupportedError lists the rows that were refused."""
+    instruction set first (`demoted` bits not counting: native.demoted), then the narrowest token range.
+    UnsupportedError lists the rows that were refused."""
     mine = [r for r in all_rows if r.wtype == type_id]
-    fit = sorted((r for r in mine if r.isa & isa == r.isa), key=lambda r: (-r.isa, r.n_max - r.n_min))
+    fit = sorted((r for r in mine if r.isa & isa == r.isa), key=lambda r: (-(r.isa & ~demoted), r.isa & demoted, r.n_max - r.n_min))
     if not fit:
         refused = "; ".join(f"{r.name}: this CPU or PYENGINE_ISA lacks its instruction set" for r in mine)
         raise UnsupportedError(f"no kernel for weights of type {type_name}: {refused or 'there is none'}")
@@ -96,7 +97,8 @@ def covers(row, lo, hi) -> bool:
 
 
 class Lowering:
-    def __init__(self, graph, rows, isa, n_ctx, kv_type, tuned=None):
+    def __init__(self, graph, rows, isa, n_ctx, kv_type, tuned=None, demoted=0):
+        self.demoted = demoted
         self.graph, self.rows, self.isa, self.n_ctx, self.kv_type, self.tuned = graph, rows, isa, n_ctx, kv_type, tuned
         self.instrs, self.groups = [], []
         self.values = {}                # node id -> Value of kind f32
@@ -123,7 +125,7 @@ class Lowering:
         t, key = weight.tensor, (weight.tensor.type, weight.width, weight.rows)
         if key not in self.kernels:
             measured = self.tuned.choice(t.type_name, weight.width, weight.rows) if self.tuned else None
-            self.kernels[key] = choose(t.type, t.type_name, self.rows, self.isa, measured)
+            self.kernels[key] = choose(t.type, t.type_name, self.rows, self.isa, measured, self.demoted)
         return self.kernels[key]
 
     def emit(self, op, node, args, n, f=None, kernels=None, label=None):

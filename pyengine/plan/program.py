@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ..arch import module_for
 from ..errors import ClosedError, MemoryBudgetError, PyengineError, RequestError, StoppedError
-from ..native import ffi, isa_mask, lib, rows
+from ..native import demoted, ffi, isa_mask, lib, rows
 from . import fuse as fusion
 from .graph import Graph, Weight
 from .lower import FORMS, Lowering
@@ -74,16 +74,16 @@ def compile(gguf, *, n_ctx, max_seqs=4, max_tokens=512, max_wanted=32, kv_type="
     hp = module.hyper(gguf)
     graph = Graph(gguf, whole=layers is None)
     module.build(graph, hp if layers is None else dataclasses.replace(hp, n_layer=min(layers, hp.n_layer)))
-    return Program(gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa_mask(isa), fuse, tuned)
+    return Program(gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa_mask(isa), fuse, tuned, demoted(isa))
 
 
 class Program:
-    def __init__(self, gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa, fuse, tuned=None):
+    def __init__(self, gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa, fuse, tuned=None, behind=0):
         self.gguf, self.arch, self.hp, self.graph, self.isa = gguf, gguf.arch, hp, graph, isa
         self.n_vocab, self.n_ctx = hp.n_vocab, n_ctx
         self.max_seqs, self.max_tokens, self.max_wanted = max_seqs, max_tokens, max_wanted
         self.kv_type = kv_type
-        lowering = Lowering(graph, rows(), isa, n_ctx, kv_type, tuned)
+        lowering = Lowering(graph, rows(), isa, n_ctx, kv_type, tuned, behind)
         self.instrs, groups = lowering.run()
         self.output = lowering.of(graph.output)
         if fuse:
@@ -92,6 +92,7 @@ class Program:
         self._consts = self._lay_constants()
         self.arena_bytes = self._lay_arena()
         self.logits_bytes = max_wanted * self.output.row_bytes
+        self.n_pages, self._first_group = (1,) * len(groups), FILES + len(gguf.files)
         self._prog = self._pool = None
         self._profile = None
         self._memory = []
@@ -140,8 +141,9 @@ class Program:
 
     # ---- binding --------------------------------------------------------------------------
 
-    def open(self, pages, n_threads, profile=False) -> None:
-        """Allocates arena, logits and pages[g] pages per group, makes n_threads threads, binds."""
+    def open(self, pages, n_threads, profile=False, cpus=None) -> None:
+        """Allocates arena, logits and pages[g] pages per group, makes n_threads threads, binds.
+        cpus: a list of CPUs for each thread to run on (machine.binding); the first thread is whoever calls run()."""
         assert self._prog is None and len(pages) == len(self.groups)
         self.n_pages = tuple(pages)
         consts = self._allocate(len(self._consts))
@@ -151,14 +153,12 @@ class Program:
         regions += [(f.address, f.size, False) for f in self.gguf.files]
         memory += [self._allocate(n * g.page_bytes) for n, g in zip(pages, self.groups)]
         regions += [(_address(m), len(m), True) for m in memory[FILES:]]
-        self._memory, self._first_group = memory, FILES + len(self.gguf.files)
+        self._memory = memory
         self._logits = regions[LOGITS][0]
         table = ffi.new("pe_region[]", len(regions))
         for r, (base, size, writable) in zip(table, regions):
             r.base, r.size, r.writable = ffi.cast("uint8_t *", base), size, writable
-        insns = ffi.new("pe_insn[]", len(self.instrs))
-        for c, i in zip(insns, self.instrs):
-            self._encode(c, i)
+        insns = self._encoded()
         prog, pool, bad = ffi.new("pe_prog **"), ffi.new("pe_pool **"), ffi.new("int32_t[2]")
         rc = lib.pe_prog_new(prog, insns, len(self.instrs), table, len(regions), self._limits(pages), self.isa, n_threads, bad)
         if rc == lib.PE_ENOMEM:
@@ -175,6 +175,9 @@ class Program:
             raise MemoryBudgetError(f"cannot start {n_threads} threads")
         self._pool = pool[0]
         self.n_threads = n_threads
+        for thread, allowed in enumerate(cpus or ()):
+            if thread:               # refused (a container's seccomp, a CPU gone offline): the system's choice is right, if slower
+                lib.pe_pool_bind(self._pool, thread, ffi.new("int32_t[]", allowed), len(allowed))
         if profile:
             self._profile = ffi.new("int64_t[]", len(self.instrs))
             lib.pe_prog_profile(self._prog, self._profile)
@@ -195,6 +198,16 @@ class Program:
             l.n_pages[i], l.page_region[i] = n, self._first_group + i
             l.page_bytes[i], l.n_layers[i] = g.layer_page_bytes, len(g.layers)
         return l
+
+    def thread_bytes(self) -> int:
+        """Scratch that each thread gets when the program is opened."""
+        return lib.pe_thread_bytes(self._encoded(), len(self.instrs), self._limits(self.n_pages))
+
+    def _encoded(self):
+        insns = ffi.new("pe_insn[]", len(self.instrs))
+        for c, i in zip(insns, self.instrs):
+            self._encode(c, i)
+        return insns
 
     def _place(self, v):
         """(region, offset) of an operand."""
