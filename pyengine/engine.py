@@ -12,7 +12,7 @@ import contextlib
 import os
 import time
 
-from .cache import PAGE, Cache, pages_for
+from .cache import Cache
 from .errors import StoppedError
 from .plan import Seq, Step
 from .schedule import DONE, Scheduler, Sequence
@@ -184,30 +184,3 @@ class Engine:
             self.scheduler.remove(request.seq)
         if request.on_end is not None:
             request.on_end()
-
-
-def plan_pages(program, *, max_seqs: int, budget) -> "list | None":
-    """Pages per cache group, or None where the budget (bytes; None: unbounded) does not hold one sequence.
-
-    The pools are shared, so they need not hold max_seqs sequences of the full
-    context at one time; they hold one, and as many as the budget allows. The
-    memory is touched only as positions are used.
-    """
-    each = [pages_for(g.window or 0, program.n_ctx, program.max_tokens) for g in program.groups]
-    one = sum(n * g.page_bytes for n, g in zip(each, program.groups))
-    times = max_seqs
-    if budget is not None:
-        left = budget - program.arena_bytes
-        if left < one:
-            return None
-        times = min(times, left / one)
-    return [max(n, int(n * times)) for n in each]
-
-
-def largest_context(program, *, budget: int) -> int:
-    """The longest context, in whole pages, of which one sequence fits the budget; 0 if none does."""
-    full = sum(g.page_bytes for g in program.groups if not g.window)
-    fixed = sum(pages_for(g.window, program.n_ctx, program.max_tokens) * g.page_bytes
-                for g in program.groups if g.window)
-    left = budget - program.arena_bytes - fixed
-    return PAGE * (left // full) if full and left > 0 else 0

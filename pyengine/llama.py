@@ -15,7 +15,7 @@ import threading
 import warnings
 import weakref
 
-from . import machine, tune as tuning
+from . import fit, machine, tune as tuning
 from .errors import ContextError, MemoryBudgetError, RequestError, TemplateError
 from .gguf import GGUF
 
@@ -28,8 +28,8 @@ class Llama:
     """A model, ready to answer.
 
     model_path   a GGUF file (of a split model the first part), or a name of the catalog
-    n_ctx        positions per sequence; None or 0: what the model was trained for, cut with
-                 a warning to what fits into memory. More than trained warns, more than memory raises.
+    n_ctx        positions per sequence; None or 0: what the model was trained for, cut with a warning to
+                 what fits into free memory; "auto": the same without a warning. More than trained warns, more than memory raises.
     max_seqs     sequences that run at one time; more wait their turn
     n_threads    None: what was tuned, else the performance cores within affinity and CPU quota, fewer where fewer
                  saturate memory; the quota is read again while we run (docs/threads.md)
@@ -50,33 +50,39 @@ class Llama:
     def __init__(self, model_path, *, n_ctx=None, max_seqs=4, n_threads=None, n_threads_batch=None, n_batch=512, kv_type="f16", mmap=True,
                  mlock=False, verbose=False, fuse=True, isa=None, profile=False, tune=True):
         self._close = None
-        n_ctx = _whole("n_ctx", n_ctx, 0, 1 << 31, none=True) or None
+        auto = isinstance(n_ctx, str) and n_ctx == "auto"
+        n_ctx = 0 if auto else _whole("n_ctx", n_ctx, 0, fit.MAX_CTX, none=True) or None     # 0: fill memory, and say nothing
         max_seqs = _whole("max_seqs", max_seqs, 1, 1024)
         n_batch = _whole("n_batch", n_batch, 1, 1 << 16)
         n_threads = _whole("n_threads", n_threads, 1, 1024, none=True)
         n_threads_batch = _whole("n_threads_batch", n_threads_batch, 1, 1024, none=True)
         self.verbose = bool(verbose)
         self.model_path = find(model_path)
+        self._free = fit.free()
+        if not mmap:
+            _room_for_weights(self.model_path, self._free)
         self._gguf = GGUF(self.model_path, mmap=mmap)
         try:
             _read_ahead(self._gguf.files)
             self.tuned = tuning.load(isa) if tune else tuning.Tuned(reason="switched off by tune=False")
             threads = self.tuned.threads(self._gguf) or machine.threads()
             self.n_threads, self.n_threads_batch = n_threads or threads[0], n_threads_batch or n_threads or threads[1]
-            n_pages = self._compile(n_ctx, max_seqs, dict(
+            limit, most = None, (self.n_threads, self.n_threads_batch)
+            if n_threads is None and n_threads_batch is None:        # what somebody asked for is not ours to change
+                limit = machine.CpuLimit()
+                most = machine.room_to_grow(most)
+            self.memory = self._plan(n_ctx, not mmap, max(most), dict(
                 max_seqs=max_seqs, max_tokens=n_batch, max_wanted=max(32, max_seqs), kv_type=kv_type,
                 isa=isa, fuse=fuse, tuned=self.tuned))
+            self._program = self.memory.program
             from .engine import Engine
             from .stream import EngineThread
 
             if mlock:
                 self._lock_weights()
-            limit, most = None, (self.n_threads, self.n_threads_batch)
-            if n_threads is None and n_threads_batch is None:        # what somebody asked for is not ours to change
-                limit = machine.CpuLimit()
-                most = machine.room_to_grow(most)
-            engine = Engine(self._program, n_pages=n_pages, n_threads=most[0], n_threads_batch=most[1], limit=limit,
+            engine = Engine(self._program, n_pages=self.memory.pages, n_threads=most[0], n_threads_batch=most[1], limit=limit,
                             cpus=machine.binding(max(most)), profile=profile)
+            fit.promise(self.memory)
         except BaseException:
             self._gguf.close()
             raise
@@ -88,8 +94,7 @@ class Llama:
         self._say(f"{self._program.arch}, {len(self._gguf.tensors)} tensors, "
                   f"{sum(f.size for f in self._gguf.files) / 1e6:.0f} MB; n_ctx {self.n_ctx} "
                   f"(trained {self.n_ctx_train}), {self.n_threads} threads ({self.n_threads_batch} for batches), "
-                  f"pages {n_pages} of {[g.page_bytes for g in self._program.groups]} bytes, "
-                  f"arena {self._program.arena_bytes / 1e6:.1f} MB")
+                  f"{fit.size(self.memory.own)} of its own, cache {fit.size(self.memory.cache)}, arena {fit.size(self.memory.arena)}")
 
     # ---- answers -----------------------------------------------------------------
 
@@ -215,35 +220,25 @@ class Llama:
 
     # ---- how ---------------------------------------------------------------------
 
-    def _compile(self, n_ctx, max_seqs, settings):
-        """Compiles for n_ctx positions, or for as many as the model was trained for and memory holds."""
-        from . import plan
-
-        gguf = self._gguf
-        own = n_ctx or min(gguf.get_int(f"{gguf.arch}.context_length", default=1, lo=1), (1 << 31) - 1)
-        self._program = program = plan.compile(gguf, n_ctx=own, **settings)
-        trained = program.hp.n_ctx_train
-        if n_ctx is not None and n_ctx > trained:
+    def _plan(self, n_ctx, private, n_threads, settings):
+        """The program, sized before anything is allocated; what will be slow or short is said."""
+        found = fit.decide(self._gguf, n_ctx=n_ctx or None, n_threads=n_threads, private=private, free=self._free, **settings)
+        trained = found.program.hp.n_ctx_train
+        if n_ctx and n_ctx > trained:
             warnings.warn(f"n_ctx {n_ctx} is more than the {trained} positions the model was trained for", stacklevel=3)
-        from .engine import largest_context, plan_pages
-
-        budget = _memory_budget(sum(f.size for f in self._gguf.files))
-        pages = plan_pages(program, max_seqs=max_seqs, budget=budget)
-        if pages is not None:
-            return pages
-        fits = min(largest_context(program, budget=budget), program.n_ctx)
-        if n_ctx is not None or fits <= 0:
-            raise MemoryBudgetError(
-                f"n_ctx {program.n_ctx} needs more than the {budget / 1e6:.0f} MB that are left beside the weights"
-                + (f"; {fits} would fit" if fits > 0 else ""))
-        warnings.warn(f"n_ctx cut from the model's own {trained} to {fits}: that is what fits into "
-                      f"{budget / 1e6:.0f} MB", stacklevel=3)
-        self._program = plan.compile(gguf, n_ctx=fits, **settings)
-        pages = plan_pages(self._program, max_seqs=max_seqs, budget=budget)
-        assert pages is not None, "a shorter context never needs more"
-        return pages
+        if n_ctx is None and found.program.n_ctx < min(trained, fit.MAX_CTX):
+            warnings.warn(f"n_ctx cut from the model's own {trained} to {found.program.n_ctx}: that is what fits into "
+                          f"{fit.size(self._free)} beside the weights", stacklevel=3)
+        if not found.resident:
+            warnings.warn(f"the weights ({fit.size(found.weights)}) do not fit into memory beside {fit.size(found.least)} of cache and buffers: "
+                          f"of {fit.size(self._free)} available, the system will read parts of the file again for every token "
+                          f"(pyengine-cli fit says what would fit)", stacklevel=3)
+        return found
 
     def _lock_weights(self) -> None:
+        if not self.memory.resident:           # locked pages are never given up: asking would take from all others
+            warnings.warn(f"mlock left out: weights of {fit.size(self.memory.weights)} do not fit into {fit.size(self._free)}", stacklevel=3)
+            return
         for f in self._gguf.files:
             reason = machine.lock_memory(f.address, f.size)
             if reason is not None:
@@ -363,13 +358,13 @@ def _read_ahead(files) -> None:
             f.read_ahead()
 
 
-def _memory_budget(weights: int):
-    """Bytes for cache and arena: nine tenths of what is available beside the weights. Weights may be
-    read again from the file where memory is short, so at least a quarter of what is available."""
-    available = machine.memory_available()
-    if available is None:
-        return None
-    return max(available * 9 // 10 - weights, available // 4)
+def _room_for_weights(path, free) -> None:
+    """mmap=False reads the file into private memory: refused before the first byte is."""
+    with GGUF(path) as gguf:
+        need = sum(f.size for f in gguf.files)
+    if free is not None and need > fit.usable(free):
+        raise MemoryBudgetError(f"mmap=False needs {fit.size(need)} for the weights, and of {fit.size(free)} available {fit.size(fit.usable(free))} "
+                                f"may be used; mmap=True uses the file where it lies")
 
 
 def _is_int(value) -> bool:

@@ -295,17 +295,42 @@ def memory_available(root="/"):
     for version, folder in _groups(root, "memory"):
         if version == 2:
             limits = [number(_join(folder, name)) for name in ("memory.max", "memory.high")]
-            used, key = number(_join(folder, "memory.current")), "inactive_file"
+            used, keys = number(_join(folder, "memory.current")), ("inactive_file", "active_file")
         else:
             limits = [number(_join(folder, "memory.limit_in_bytes"))]
-            used, key = number(_join(folder, "memory.usage_in_bytes")), "total_inactive_file"
+            used, keys = number(_join(folder, "memory.usage_in_bytes")), ("total_inactive_file", "total_active_file")
         limits = [n for n in limits if n is not None and n < 1 << 60]   # v1 writes "no limit" as 2**63 - 4096
         if limits:
-            cached = _stat(_join(folder, "memory.stat")).get(key, 0)
+            stat = _stat(_join(folder, "memory.stat"))
+            cached = sum(stat.get(key, 0) for key in keys)       # weights that another model's steps mapped are given up for ours
             found.append(max(0, min(limits) - max(0, (used or 0) - cached)))
     if not found and root == "/":
-        return _memory_elsewhere()
+        found = [n for n in (_memory_elsewhere(),) if n is not None]
+    if root == "/":
+        found += _left_by_limits()
     return min(found) if found else None
+
+
+def _left_by_limits() -> list:
+    """What `ulimit -v` and `ulimit -d` leave this process. Linux ignores the one on resident memory (`ulimit -m`)."""
+    try:
+        import resource
+
+        page = resource.getpagesize()
+        sizes = [int(n) * page for n in read("/proc/self/statm").split()]
+        pairs = ((resource.RLIMIT_AS, sizes[0]), (resource.RLIMIT_DATA, sizes[5]))
+        return [max(0, soft - used) for soft, used in ((resource.getrlimit(which)[0], used) for which, used in pairs)
+                if soft != resource.RLIM_INFINITY]
+    except (ImportError, OSError, ValueError, IndexError):
+        return []
+
+
+def memory_touched() -> int:
+    """Bytes of this process's own memory that the system has really handed out; 0 where it does not say."""
+    for line in read("/proc/self/status").splitlines():
+        if line.startswith("RssAnon:"):
+            return (_int(line.split()[1]) or 0) * 1024
+    return 0
 
 
 def lock_memory(address: int, size: int):

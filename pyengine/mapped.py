@@ -22,6 +22,7 @@ _KINDS = [
 _READ_PIECE = 1 << 26  # 64 MB a call: a signal is noticed between pieces
 _AHEAD_PIECE = 1 << 20  # the kernel caps what one call asks for; 128 KB and 8 MB pieces were no faster
 _PROBES = 64
+_ANONYMOUS = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def shown(path: str | bytes) -> str:
@@ -99,7 +100,7 @@ class MappedFile:
 
     def _private(self) -> mmap.mmap:
         try:
-            memory = mmap.mmap(-1, self.size)
+            memory = mmap.mmap(-1, self.size, **_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as e:
             raise MemoryBudgetError(f"{shown(self.path)}: cannot allocate {self.size} bytes: {self._why(e)}") from None
         done = 0

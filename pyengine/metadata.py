@@ -96,6 +96,11 @@ class Metadata:
         head = ffi.gc(self._g.head, lambda _, owner=owner: None)
         self._head = memoryview(ffi.buffer(head, self._g.head_len)).toreadonly()
 
+    @property
+    def header_bytes(self) -> int:
+        """Of the private copy that keys and names are read from."""
+        return int(self._open.head_len)
+
     def _close_metadata(self) -> None:
         self._g = self._head = None
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import pyengine
-from pyengine import plan
-from pyengine.engine import BATCH_ROWS, Engine, Request, largest_context, plan_pages
+from pyengine import fit, plan
+from pyengine.engine import BATCH_ROWS, Engine, Request
 from pyengine.gguf import GGUF
 from pyengine.sampling import Params, Sampler
 from tiny_gguf import Spec, write
@@ -24,7 +24,7 @@ def path(request, tmp_path_factory):
 def engine(gguf, *, pages=None, threads=None, **settings):
     settings = {"n_ctx": N_CTX, "max_seqs": 4, "max_tokens": 64, **settings}
     program = plan.compile(gguf, **settings)
-    n_pages = plan_pages(program, max_seqs=pages or settings["max_seqs"], budget=None)
+    n_pages = [n * (pages or settings["max_seqs"]) for n in fit.one_sequence(program)]
     return Engine(program, n_pages=n_pages, **(threads or {"n_threads": 2}))
 
 
@@ -106,6 +106,41 @@ def test_threads_by_the_rows_of_a_step(path):
         e.close()
 
 
+def test_a_quota_that_changes_between_steps(path):
+    """Case 114 while running: each step takes what it may at that time, and the tokens stay."""
+    with GGUF(path) as gguf:
+        e = engine(gguf)
+        want = run(e, [request(p, 8) for p in PROMPTS])
+        e.close()
+        allowed = iter([1, 4, 2, 3] * 50)
+        e = engine(gguf, threads={"n_threads": 3, "n_threads_batch": 4, "limit": lambda: next(allowed)})
+        steps, real = [], e.program.run
+        e.program.run = lambda step: steps.append((len(step.tokens) < BATCH_ROWS, step.n_threads)) or real(step)
+        assert run(e, [request(p, 8) for p in PROMPTS]) == want
+        assert [n for _, n in steps] == [min(3 if few else 4, most) for (few, _), most in zip(steps, [1, 4, 2, 3] * 50)]
+        e.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_threads_run_where_they_are_put(path):
+    """The pool's threads and the one that steps; a CPU that does not exist changes nothing and ends nothing."""
+    here = sorted(os.sched_getaffinity(0))
+    try:
+        with GGUF(path) as gguf:
+            before = set(os.listdir("/proc/self/task"))
+            e = engine(gguf, threads={"n_threads": 3, "cpus": [here, here[-1:], [1023]]})
+            made = sorted(set(os.listdir("/proc/self/task")) - before, key=int)
+            assert [sorted(os.sched_getaffinity(int(t))) for t in made] == [here[-1:], here]
+            e.close()
+            e = engine(gguf, threads={"n_threads": 1, "cpus": [here[:1]]})
+            e.settle()
+            assert sorted(os.sched_getaffinity(0)) == here[:1]
+            assert len(run(e, [request(PROMPTS[0], 3)])[0]) == 3
+            e.close()
+    finally:
+        os.sched_setaffinity(0, here)
+
+
 def test_ends(path):
     with GGUF(path) as gguf:
         e = engine(gguf)
@@ -185,20 +220,3 @@ def test_cancelled_between_steps(path):
         assert a.done and a.finish_reason is None and len(b.tokens) == 20
         assert e.cache.free == e.cache.n_pages
         e.close()
-
-
-def test_memory_is_planned(path):
-    with GGUF(path) as gguf:
-        program = plan.compile(gguf, n_ctx=2048, max_seqs=4, max_tokens=64)
-        everything = plan_pages(program, max_seqs=4, budget=None)
-        one = plan_pages(program, max_seqs=1, budget=None)
-        cost = lambda pages: program.arena_bytes + sum(n * g.page_bytes for n, g in zip(pages, program.groups))
-        assert plan_pages(program, max_seqs=4, budget=cost(everything)) == everything
-        assert plan_pages(program, max_seqs=4, budget=cost(one)) == one
-        assert plan_pages(program, max_seqs=4, budget=cost(one) - 1) is None
-        assert cost(plan_pages(program, max_seqs=4, budget=2 * cost(one))) <= 2 * cost(one)
-        fits = largest_context(program, budget=cost(one) - 1)
-        assert 0 < fits < 2048 and fits % 64 == 0
-        smaller = plan.compile(gguf, n_ctx=fits, max_seqs=4, max_tokens=64)
-        assert plan_pages(smaller, max_seqs=4, budget=cost(one) - 1) is not None
-        assert largest_context(program, budget=1000) == 0

@@ -31,12 +31,13 @@ ALLOWED = {
     "catalog": set(),
     "arch": set(),
     "plan": {"native", "quants", "arch"},
+    "fit": {"machine", "plan", "cache", "gguf", "native"},
     "engine": {"native", "cache", "schedule", "plan", "sampling", "gguf"},
     "stream": {"engine", "tokenizer", "chat", "sampling"},
     "tune": {"native", "plan", "catalog", "machine", "__init__"},
     "yardstick": {"native", "machine"},
-    "llama": {"tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
-    "cli": {"llama", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
+    "llama": {"fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
+    "cli": {"llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }
 HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub")
 

@@ -369,18 +369,20 @@ def test_context_sizes(real_model, tiny):
 
 def test_context_is_cut_to_memory(tiny, monkeypatch):
     """Case 64: the model's own context, cut to what is there and reported; what was asked for, refused."""
-    from pyengine import machine
+    from pyengine import fit, plan
 
-    page = tiny.program.groups[0].page_bytes
-    short = tiny.program.arena_bytes + 2 * page + os.path.getsize(tiny.model_path)
-    monkeypatch.setattr(machine, "memory_available", lambda: short * 10 // 9 + 10)
+    program = plan.compile(tiny.gguf, n_ctx=128, max_seqs=4, max_tokens=512, max_wanted=32)
+    need = fit.count(program, fit.one_sequence(program), n_threads=tiny.memory.n_threads)
+    assert need.least < 9 * fit.RESERVE_LEAST               # so that the reserve is the least one
+    monkeypatch.setattr(fit, "free", lambda: fit.RESERVE_LEAST + need.least + need.weights + 512)
     with pytest.warns(UserWarning, match="cut from the model's own 256 to 128"):
         with Llama(tiny.model_path) as llm:
             assert llm.n_ctx == 128
             assert llm.generate([1] * 100, max_tokens=100, ignore_eos=True).usage["total_tokens"] == 128
+    monkeypatch.setattr(fit, "free", lambda: fit.RESERVE_LEAST + need.least + 512)
     with pytest.raises(pyengine.MemoryBudgetError, match="128 would fit"):
         Llama(tiny.model_path, n_ctx=256)
-    with Llama(tiny.model_path, n_ctx=128) as llm:
+    with pytest.warns(UserWarning, match="parts of the file again"), Llama(tiny.model_path, n_ctx=128) as llm:
         assert llm.n_ctx == 128
 
 

@@ -13,6 +13,7 @@ COMMANDS = {
     "inspect": "show what a GGUF file holds",
     "tokenize": "text to token ids and back",
     "explain": "print the compiled program of a model",
+    "fit": "say what memory a model needs, and what to change if it is not there",
     "tune": "measure what is fastest on this machine, and remember it",
     "bench": "measure prompt processing and generation",
     "doctor": "say what this machine gives and what is used of it",

@@ -12,11 +12,16 @@ def parser(command: str, description: str, **more) -> argparse.ArgumentParser:
                                    formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
 
+def context(text: str):
+    """-c: a number or "auto"."""
+    return text if text == "auto" else int(text)
+
+
 def add_model(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("model")
     g.add_argument("-m", "--model", metavar="MODEL", help="a GGUF file or a name of the catalog (default: the catalog's default)")
     g.add_argument("-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="a model of the Hugging Face hub")
-    g.add_argument("-c", "--ctx-size", type=int, default=0, metavar="N", help="context per sequence; 0: the model's own")
+    g.add_argument("-c", "--ctx-size", type=context, default=0, metavar="N", help="context per sequence; 0: the model's own; auto: as much of it as fits into memory")
     g.add_argument("-t", "--threads", type=int, default=-1, metavar="N", help="threads that generate; -1: what was tuned, else performance cores within the quota")
     g.add_argument("-tb", "--threads-batch", type=int, default=-1, metavar="N", help="threads for prompts and batches; -1: as --threads if given, else all cores within the quota")
     g.add_argument("-b", "--batch-size", type=int, default=512, metavar="N", help="most tokens of a step (default 512)")

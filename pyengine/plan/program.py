@@ -20,6 +20,8 @@ from .lower import FORMS, Lowering
 from .ops import COUNTS, KV_TYPES, OPS, PAGE, Const, Pages, up
 
 ARENA, CONSTS, LOGITS, FILES = 0, 1, 2, 3       # regions; then one per file, then one per cache group
+# mmap's default, shared with children, is a kind of file to the system: no huge pages, and no part of `ulimit -d`.
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 STEP_FIELDS = ("counts", "tokens", "start", "count", "tables", "wanted", "copies")
 
 
@@ -185,7 +187,7 @@ class Program:
 
     def _allocate(self, n):
         try:
-            return mmap.mmap(-1, max(n, 1))
+            return mmap.mmap(-1, max(n, 1), **PRIVATE)
         except (OSError, ValueError, OverflowError) as e:
             raise MemoryBudgetError(f"cannot allocate {n:,} bytes: {e}") from None
 
@@ -297,6 +299,14 @@ class Program:
         memory, self._memory = self._memory, []
         for m in memory:
             m.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._prog is not None
+
+    @property
+    def const_bytes(self) -> int:
+        return len(self._consts)
 
     # ---- what people read ------------------------------------------------------------------------
 
