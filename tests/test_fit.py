@@ -290,6 +290,20 @@ def test_heads_that_q8_0_does_not_take(run, tmp_path):
     assert code == 0 and {c["kv_type"] for c in json.loads(out)["contexts"]} == {"f16"}
 
 
+def test_a_header_alone(run, path, gguf, tmp_path):
+    """Fetched without its weights and made as long as the whole: the same report but for the name."""
+    short, sparse = tmp_path / "short.gguf", tmp_path / "sparse.gguf"
+    head = path.read_bytes()[: gguf.header_bytes]
+    short.write_bytes(head)
+    sparse.write_bytes(head)
+    os.truncate(sparse, os.path.getsize(path))
+    reports = [json.loads(run("fit", p, "--json", "--memory", "4G")[1]) for p in (path, sparse)]
+    assert reports[0].pop("path") != reports[1].pop("path") and reports[0] == reports[1]
+    code, _, err = run("fit", short)
+    need = max(t.offset + t.nbytes for t in gguf.tensors.values())
+    assert code == 1 and str(need) in err.replace(",", "")
+
+
 @pytest.mark.parametrize("text, n", [("1G", 1 << 30), ("1.5GiB", 3 << 29), ("900M", 900 << 20), ("123456", 123456), ("2k", 2048), ("1 TB", 1 << 40)])
 def test_sizes(text, n):
     assert memory(text) == n
