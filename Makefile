@@ -20,7 +20,7 @@ run: $(VENV)/.native
 test: $(VENV)/.test $(VENV)/.native models
 	$(BIN)/python -m pytest -m "not long and not campaign" $(TESTS)
 
-test-long: $(VENV)/.test $(VENV)/.native models
+test-long: $(VENV)/.test $(VENV)/.wheels $(VENV)/.native models
 	$(BIN)/python -m pytest -m "long and not campaign" $(TESTS)
 
 # The wheels on emulated CPUs: ARM, and x86 without AVX2 (tools/emulate.py). ARM=--short is what CI runs.
