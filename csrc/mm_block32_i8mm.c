@@ -1,11 +1,11 @@
 /* mm_block32_i8mm.c: matrix products with weights in blocks of 32 by the int8 matrix instructions of
- * ARMv8.6 (Neoverse V1 and N2, Cortex-A510, A710 and later, Apple M2), for many tokens. The bits are mm_scalar.c's. One
- * and two tokens are mm_block32_dotprod.c's: half of what smmla makes would be thrown away. Reached
- * through pe_rows_block32_i8mm only.
+ * ARMv8.6 (Neoverse V1 and N2, Cortex-A510, A710 and later, Apple M2), for many tokens. The bits are
+ * mm_scalar.c's. One and two tokens are mm_block32_dotprod.c's: half of what smmla makes would be thrown
+ * away. Reached through pe_rows_block32_i8mm only.
  *
  * smmla multiplies two rows of eight columns with two tokens: [r0 t0, r0 t1, r1 t0, r1 t1]. Sums, scales
  * and results keep that order until a pass of tokens ends. Per eight rows, four tokens and a block that is
- * 32 smmla where sdot takes 64, with the same 32 instructions around them and eight to pair the tokens. */
+ * 32 smmla where sdot takes 64, with the same 24 instructions of float work and eight to pair the tokens. */
 #if defined(__aarch64__)
 #include "mm_i8mm.h"
 #include "mm_block32_neon.h"
@@ -51,7 +51,8 @@ INLINE uint64x2_t both(const uint8_t *at, int64_t next, int32_t plus, int32_t by
 /* NP pairs of tokens from x on; next[i] is from the first token of pair i to its second. */
 INLINE void tile(int T, int NP, const panel *p, const uint8_t *x, int64_t stride, const int64_t next[2], int64_t k,
                  int64_t b0, int n, float32x4_t (*sums)[4]) {
-  const uint8_t *xq = x + 32 * b0, *xd = (const uint8_t *)(pe_act_d(x, k) + b0), *xs = (const uint8_t *)(pe_act_s32(x, k) + b0);
+  const uint8_t *xq = x + 32 * b0;
+  const uint8_t *xd = (const uint8_t *)(pe_act_d(x, k) + b0), *xs = (const uint8_t *)(pe_act_s32(x, k) + b0);
   float32x4_t acc[2][4];
   PE_UNROLL
   for (int i = 0; i < NP; i++)

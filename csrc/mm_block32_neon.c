@@ -34,7 +34,8 @@ INLINE void block_sums(int T, int NT, int32x4_t (*s)[2], const int8x16_t (*w)[2]
   for (int t = 0; t < NT; t++)
     PE_UNROLL
     for (int v = 0; v < 2; v++)
-      s[t][v] = WIDE(T) ? vaddq_s32(s[t][v], vpaddq_s32(lo2[t][v], hi2[t][v])) : vpadalq_s16(s[t][v], vpaddq_s16(lo[t][v], hi[t][v]));
+      s[t][v] = WIDE(T) ? vaddq_s32(s[t][v], vpaddq_s32(lo2[t][v], hi2[t][v]))
+                        : vpadalq_s16(s[t][v], vpaddq_s16(lo[t][v], hi[t][v]));
 }
 
 #include "mm_block32_neon.inl.c"

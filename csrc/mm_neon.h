@@ -26,8 +26,6 @@
 #define PE_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-enum { LANES = 4 };
-
 /* ---- which rows ------------------------------------------------------------------------
  * Four adjacent rows, each fetched PE_AHEAD bytes before it is used: the prefetchers of small
  * cores follow few streams and never cross a page, so rows far apart would gain nothing there.
