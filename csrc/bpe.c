@@ -5,8 +5,6 @@
  * the cutting into words are Python's. O(n log n) in the length of a word or text. */
 #include "vocab.h"
 
-#include <stdlib.h>
-
 typedef struct symbol { /* at its first byte; the next one begins at end */
   uint32_t end;         /* 0: no symbol begins here */
   uint32_t prev;        /* where the one before begins; itself: none */
@@ -142,8 +140,8 @@ int pe_bpe_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, const uint
     if (lengths[i] > longest) longest = lengths[i];
   }
   if (sum != n || n > UINT32_MAX || v->scores || !v->merges) return PE_EINVAL;
-  work w = {.v = v, .text = text, .s = malloc(longest * sizeof *w.s + 1)};
-  uint8_t *room = malloc(2 * v->longest + 1);
+  work w = {.v = v, .text = text, .s = pe_alloc(longest, sizeof *w.s)};
+  uint8_t *room = pe_alloc(v->longest, 2);
   int e = w.s && room ? PE_OK : PE_ENOMEM;
   for (uint64_t i = 0; i < n_words && !e; i++, w.text += lengths[i - 1]) {
     uint32_t len = lengths[i];
@@ -198,7 +196,7 @@ static uint32_t character(uint8_t lead, uint64_t left) {
 int pe_spm_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, int32_t *out, uint64_t *n_out) {
   *n_out = 0;
   if (n > UINT32_MAX || !v->scores) return PE_EINVAL;
-  work w = {.v = v, .text = text, .s = malloc(n * sizeof *w.s + 1)};
+  work w = {.v = v, .text = text, .s = pe_alloc(n, sizeof *w.s)};
   int e = w.s ? PE_OK : PE_ENOMEM;
   uint32_t start = 0, prev = 0, at = 0; /* start: of the stretch without user-defined tokens */
   while (at < n && !e) {

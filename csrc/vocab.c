@@ -5,8 +5,6 @@
  * merges take 13 MB and 35 ms, where a library took 90 MB and 500 ms. Tables are keyed per open. */
 #include "vocab.h"
 
-#include <stdlib.h>
-
 static const char blank[3] = {'\xe2', '\x96', '\x81'}; /* U+2581, sentencepiece's blank */
 
 /* ---- texts ------------------------------------------------------------------------ */
@@ -71,8 +69,8 @@ static int enter_texts(pe_vocab *v, uint64_t *repeats) {
     n_users++;
     user_bytes += 3 * v->len[i];
   }
-  v->users = malloc((n_users + 1) * sizeof *v->users);
-  v->spelled = malloc(user_bytes + 1);
+  v->users = pe_alloc(n_users + 1, sizeof *v->users);
+  v->spelled = pe_alloc(user_bytes, 1);
   if (!v->users || !v->spelled) return PE_ENOMEM;
   for (uint64_t i = 0; i < v->n; i++) {
     if (!is_met_in_text(v, i)) continue;
@@ -194,9 +192,9 @@ int pe_vocab_merges(pe_vocab *v, const uint64_t *off, const uint64_t *len, uint6
   for (uint64_t i = 0; i < n; i++)
     if (len[i] > longest) longest = len[i];
   v->merge_mask = size - 1;
-  v->merges = malloc((n + 1) * sizeof *v->merges);
+  v->merges = pe_alloc(n + 1, sizeof *v->merges);
   v->merge_slots = calloc(size, sizeof *v->merge_slots);
-  uint8_t *joined = malloc(BATCH * longest + 1);
+  uint8_t *joined = pe_alloc(longest, BATCH);
   bad[0] = bad[1] = 0;
   int e = v->merges && v->merge_slots && joined ? PE_OK : PE_ENOMEM;
   for (uint64_t at = 0; !e && at < n; at += BATCH) { /* in passes, so that lookups miss the cache together */

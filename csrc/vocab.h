@@ -4,6 +4,7 @@
 
 #include "pyengine.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { PE_UNKNOWN = 2, PE_CONTROL = 3, PE_USER_DEFINED = 4, PE_BYTE = 6 }; /* GGUF's token types */
@@ -36,6 +37,11 @@ struct pe_vocab {
   int32_t byte_ids[256];     /* token of each byte, -1: none */
   uint16_t alphabet[256];    /* GPT-2's stand-ins for bytes, as code points below 0x200 */
 };
+
+/* n times size and one byte more; NULL also where that passes what a 32-bit machine can name. */
+static inline void *pe_alloc(uint64_t n, uint64_t size) {
+  return n < PTRDIFF_MAX / size ? malloc((size_t)(n * size + 1)) : NULL;
+}
 
 /* Both halves of a product, mixed. */
 static inline uint64_t pe_fold(uint64_t a, uint64_t b) {
