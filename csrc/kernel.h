@@ -14,6 +14,9 @@
 #ifdef __FAST_MATH__
 #error "pyengine must not be compiled with -ffast-math: one answer depends on IEEE arithmetic"
 #endif
+#if defined(__arm__) && defined(__clang__) && defined(__ARM_NEON)
+#error "32-bit NEON flushes subnormals, and clang uses it for floats where gcc does not: add -mfpu=vfpv4"
+#endif
 
 static inline int64_t pe_up64(int64_t n) { return (n + 63) & ~(int64_t)63; }
 
