@@ -25,7 +25,7 @@ TYPES = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "IQ4_XS", "Q3_K", "Q2_K")
 ROWS_OF_32 = {"Q8_0": "Q8_0", "Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "IQ4_XS": "IQ4_NL", "Q3_K": "IQ4_NL", "Q2_K": "IQ4_NL"}
 
 MAX_CTX = (1 << 31) - 1
-SHORT_CTX = 2048             # a context nobody asked for leaves room for the weights, unless it were shorter than this
+SHORT_CTX = 512              # a context nobody asked for leaves room for the weights, unless it were shorter than this
 
 # What of the usable memory a program may take for its own: all of it, where somebody asked for this context; what the weights leave;
 # a quarter, where the weights are so large that they do not stay in memory whatever we do.
@@ -96,8 +96,10 @@ def decide(gguf, *, n_ctx=None, n_threads=1, private=False, free=None, **setting
         fit = _with_room(plan.compile(gguf, n_ctx=n_ctx, **settings), n_threads, private, free, ALL)
     else:
         fit = longest(gguf, most, BESIDE_WEIGHTS, **memory, **settings)
-        if fit is None or fit.program.n_ctx < min(most, SHORT_CTX):
-            fit = longest(gguf, most, QUARTER, **memory, **settings) or fit or longest(gguf, most, ALL, **memory, **settings)
+        short = min(most // 2, SHORT_CTX)
+        if fit is None or fit.program.n_ctx < short:
+            others = longest(gguf, most, QUARTER, **memory, **settings), longest(gguf, max(1, short), ALL, **memory, **settings)
+            fit = max((f for f in (fit, *others) if f is not None), key=lambda f: f.program.n_ctx, default=None)
     if fit is None:
         raise MemoryBudgetError(refusal(gguf, most, **memory, **settings))
     return fit

@@ -58,11 +58,13 @@ class Llama:
         n_threads_batch = _whole("n_threads_batch", n_threads_batch, 1, 1024, none=True)
         self.verbose = bool(verbose)
         self.model_path = find(model_path)
-        self._free = fit.free()
         if not mmap:
+            self._free = fit.free()
             _room_for_weights(self.model_path, self._free)
         self._gguf = GGUF(self.model_path, mmap=mmap)
         try:
+            if mmap:                 # a map takes address space, which `ulimit -v` and 32 bits limit
+                self._free = fit.free()
             _read_ahead(self._gguf.files)
             self.tuned = tuning.load(isa) if tune else tuning.Tuned(reason="switched off by tune=False")
             threads = self.tuned.threads(self._gguf) or machine.threads()

@@ -312,15 +312,16 @@ def memory_available(root="/"):
 
 
 def _left_by_limits() -> list:
-    """What `ulimit -v` and `ulimit -d` leave this process. Linux ignores the one on resident memory (`ulimit -m`)."""
+    """What `ulimit -v`, `ulimit -d` and 32-bit addresses leave this process. Linux ignores the one on resident memory (`ulimit -m`)."""
     try:
         import resource
 
         page = resource.getpagesize()
         sizes = [int(n) * page for n in read("/proc/self/statm").split()]
-        pairs = ((resource.RLIMIT_AS, sizes[0]), (resource.RLIMIT_DATA, sizes[5]))
-        return [max(0, soft - used) for soft, used in ((resource.getrlimit(which)[0], used) for which, used in pairs)
-                if soft != resource.RLIM_INFINITY]
+        pairs = [(resource.getrlimit(resource.RLIMIT_AS)[0], sizes[0]), (resource.getrlimit(resource.RLIMIT_DATA)[0], sizes[5])]
+        if sys.maxsize < 1 << 32:        # addresses of 32 bits, of which the kernel may keep a quarter
+            pairs.append((3 << 30, sizes[0]))
+        return [max(0, most - used) for most, used in pairs if most != resource.RLIM_INFINITY]
     except (ImportError, OSError, ValueError, IndexError):
         return []
 

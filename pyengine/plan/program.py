@@ -96,7 +96,7 @@ class Program:
         self.logits_bytes = max_wanted * self.output.row_bytes
         self.n_pages, self._first_group = (1,) * len(groups), FILES + len(gguf.files)
         self._prog = self._pool = None
-        self._profile = None
+        self._profile = self._thread_bytes = None
         self._memory = []
         self.steps = 0
 
@@ -202,8 +202,10 @@ class Program:
         return l
 
     def thread_bytes(self) -> int:
-        """Scratch that each thread gets when the program is opened."""
-        return lib.pe_thread_bytes(self._encoded(), len(self.instrs), self._limits(self.n_pages))
+        """Scratch that each thread gets when the program is opened; of the shapes alone, and so computed once (2 ms)."""
+        if self._thread_bytes is None:
+            self._thread_bytes = lib.pe_thread_bytes(self._encoded(), len(self.instrs), self._limits(self.n_pages))
+        return self._thread_bytes
 
     def _encoded(self):
         insns = ffi.new("pe_insn[]", len(self.instrs))

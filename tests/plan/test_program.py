@@ -318,3 +318,32 @@ def test_isa_names():
     if impossible not in ABLE:
         with pytest.raises(errors.UnsupportedError, match="cannot run"):
             isa_mask(impossible)
+
+
+def test_smmla_stands_behind_sdot_where_it_is_no_faster(monkeypatch):
+    """Apple and Oryon (machine.slow_smmla): the static order changes, no row is lost, and a tier that is named holds."""
+    from pyengine import machine, native
+    from pyengine.native import Row
+    from pyengine.plan.lower import choose
+
+    neon, sdot, smmla = lib.PE_ISA_NEON, lib.PE_ISA_NEON | lib.PE_ISA_DOTPROD, lib.PE_ISA_NEON | lib.PE_ISA_DOTPROD | lib.PE_ISA_I8MM
+    every = 1 << 30
+    table = [Row(0, "neon", 2, 1, neon, 1, every), Row(1, "sdot_one", 2, 1, sdot, 1, 1), Row(2, "sdot", 2, 1, sdot, 1, every),
+             Row(3, "smmla", 2, 1, smmla, 2, every)]
+    assert choose(2, "Q4_0", table, smmla).names == ("sdot_one", "smmla", "smmla")
+    assert choose(2, "Q4_0", table, smmla, demoted=lib.PE_ISA_I8MM).names == ("sdot_one", "sdot", "sdot")
+    assert choose(2, "Q4_0", [table[0], table[3]], smmla, demoted=lib.PE_ISA_I8MM).names == ("neon", "smmla", "smmla")
+
+    class Cpu:
+        PE_ISA_I8MM = lib.PE_ISA_I8MM
+        pe_cpu_isa = staticmethod(lambda: smmla)
+
+    monkeypatch.setattr(native, "lib", Cpu)
+    monkeypatch.setattr(machine, "slow_smmla", lambda: True)
+    monkeypatch.delenv("PYENGINE_ISA", raising=False)
+    assert native.demoted() == lib.PE_ISA_I8MM and native.demoted("i8mm") == 0
+    monkeypatch.setenv("PYENGINE_ISA", "i8mm")
+    assert native.demoted() == 0
+    monkeypatch.delenv("PYENGINE_ISA")
+    monkeypatch.setattr(machine, "slow_smmla", lambda: False)
+    assert native.demoted() == 0
