@@ -23,6 +23,10 @@ STEP_SECONDS = 0.1
 # From so many rows on a step is bound by arithmetic, below by reading the weights.
 BATCH_ROWS = 8
 
+# Where cores differ, slow ones join from here on: parts of a matrix are 32 rows then (csrc/exec_mm.c), and below larger, so that
+# the last one on a slow core costs more than it brought (an RK3588 would reach 0.8 of what its fast cores do alone).
+UNEQUAL_ROWS = 64
+
 
 class Request:
     """One sequence from its prompt to its end: what to compute, how to choose, and what came of it.
@@ -58,7 +62,7 @@ class Request:
 class Engine:
     def __init__(self, program, *, n_pages, n_threads, n_threads_batch=None, limit=None, cpus=None, profile=False):
         """Opens the program: makes its threads and its (untouched) memory. n_threads_batch: threads of steps
-        of BATCH_ROWS rows and more; None: n_threads. limit() is asked before each step for the most threads it may
+        of BATCH_ROWS (or UNEQUAL_ROWS) rows and more; None: n_threads. limit() is asked before each step for the most threads it may
         take (machine.CpuLimit); cpus: where each thread may run (machine.binding), the first the one that steps."""
         self.program = program
         self.n_ctx = program.n_ctx
@@ -108,7 +112,8 @@ class Engine:
             if request.started is None:
                 request.started = begin
         try:
-            n_threads = self.n_threads if len(tokens) < BATCH_ROWS else self.n_threads_batch
+            few = len(tokens) < (UNEQUAL_ROWS if self._cpus else BATCH_ROWS)
+            n_threads = self.n_threads if few else self.n_threads_batch
             if self._limit is not None:
                 n_threads = min(n_threads, self._limit())
             logits = self.program.run(Step(tokens, seqs, wanted, n_threads=n_threads))

@@ -33,7 +33,7 @@ class Llama:
     max_seqs     sequences that run at one time; more wait their turn
     n_threads    None: what was tuned, else the performance cores within affinity and CPU quota, fewer where fewer
                  saturate memory; the quota is read again while we run (docs/threads.md)
-    n_threads_batch  threads for prompts and batches, steps of 8 rows and more; None: n_threads, else what was tuned,
+    n_threads_batch  threads for prompts and batches, steps of 8 rows and more (64 where cores differ); None: n_threads, else what was tuned,
                  else all cores within affinity and quota
     n_batch      most tokens of one step
     kv_type      type of the KV cache, "f16" or "q8_0"

@@ -106,6 +106,18 @@ def test_threads_by_the_rows_of_a_step(path):
         e.close()
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
+def test_slow_cores_join_from_64_rows(path):
+    here = sorted(os.sched_getaffinity(0))
+    with GGUF(path) as gguf:
+        e = engine(gguf, threads={"n_threads": 1, "n_threads_batch": 3, "cpus": [here] * 3})
+        steps, real = [], e.program.run
+        e.program.run = lambda step: steps.append((len(step.tokens), step.n_threads)) or real(step)
+        run(e, [request([7] * 100, 2)])
+        assert steps[:3] == [(64, 3), (36, 1), (1, 1)]
+        e.close()
+
+
 def test_a_quota_that_changes_between_steps(path):
     """Case 114 while running: each step takes what it may at that time, and the tokens stay."""
     with GGUF(path) as gguf:
