@@ -2,6 +2,7 @@
 import pathlib
 import shutil
 import subprocess
+import sys
 import sysconfig
 
 import pytest
@@ -28,3 +29,10 @@ def test_the_slow_thread_takes_what_it_can(program, parts):
     took = [int(n) for n in took]
     assert sum(took) == 10 * parts
     assert 0 < took[3] < 0.6 * 10 * parts / 4 and min(took[:3]) > took[3]
+
+
+def test_the_table_of_the_document_is_what_the_simulation_prints():
+    """And in no mixture of cores does a prompt take longer for the slow ones."""
+    out = subprocess.run([sys.executable, "bench/slow_cores.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert set(out) <= set((ROOT / "docs/threads.md").read_text(encoding="utf-8").splitlines())
+    assert len(out) == 26 and all(float(line.split("|")[4]) >= 1.05 for line in out[2:])
