@@ -232,3 +232,15 @@ def test_cancelled_between_steps(path):
         assert a.done and a.finish_reason is None and len(b.tokens) == 20
         assert e.cache.free == e.cache.n_pages
         e.close()
+
+
+@pytest.mark.parametrize("weight_type, n_embd, n_ff", [("Q8_0", 64, 96), ("Q4_K", 256, 768), ("F32", 48, 80)])
+def test_feed_forwards_cut_by_tokens_too(tmp_path, weight_type, n_embd, n_ff):
+    """One thread takes all tokens of a block of rows, several take pieces of at least 128 (exec_mm.c, ffn_piece): the same bits."""
+    where = write(tmp_path / "m.gguf", Spec(seed=8, n_embd=n_embd, n_ff=(n_ff,), weight_type=weight_type, n_ctx_train=1024))
+    tokens = [3 + 7 * i % 300 for i in range(700)]
+    rows = []
+    for threads, batch in ((1, 700), (2, 700), (5, 700), (5, 129), (3, 257)):
+        with pyengine.Llama(where, n_threads=threads, n_batch=batch, n_ctx=1024) as llm:
+            rows.append(llm.logits(tokens))
+    assert np.ptp(rows[0]) > 0 and all(np.array_equal(rows[0], r) for r in rows[1:])
