@@ -131,7 +131,7 @@ static const struct {
 } OPS[N_OPS] = {
   [PE_OP_EMBED] = {parts_rows, run_embed}, [PE_OP_ROPE_TABLE] = {parts_rows, run_rope_table},
   [PE_OP_NORM] = {parts_rows, run_norm},   [PE_OP_MM] = {pe_parts_mm, pe_run_mm},
-  [PE_OP_KV] = {parts_rows, pe_run_kv},    [PE_OP_ATTN] = {pe_parts_attn, pe_run_attn},
+  [PE_OP_KV] = {pe_parts_kv, pe_run_kv},   [PE_OP_ATTN] = {pe_parts_attn, pe_run_attn},
   [PE_OP_ATTN_OUT] = {parts_rows, pe_run_attn_out},
   [PE_OP_GLU] = {parts_glu, run_glu},      [PE_OP_EW] = {parts_rows, run_ew},
   [PE_OP_FFN] = {pe_parts_ffn, pe_run_ffn},

@@ -59,7 +59,8 @@ uint32_t pe_parts_ffn(const pe_prog *p, const pe_insn *in);
 void pe_run_ffn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
 
 /* exec_attn.c */
-void pe_run_kv(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
+uint32_t pe_parts_kv(const pe_prog *p, const pe_insn *in);
+void pe_run_kv(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
 uint32_t pe_parts_attn(const pe_prog *p, const pe_insn *in);
 void pe_run_attn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
 void pe_run_attn_out(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);

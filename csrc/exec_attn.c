@@ -18,8 +18,7 @@ static void heads(const pe_prog *p, const pe_insn *in, float *x, int64_t n, pe_r
   }
 }
 
-void pe_run_kv(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
-  (void)thread;
+static void kv_row(pe_prog *p, const pe_insn *in, int64_t row) {
   int64_t n_head = in->n[0], n_kv = in->n[1], dk = in->n[2], dv = in->n[3];
   const float *cs = pe_has(in->a[3]) ? pe_row_f32(p, in->a[3], in->n[4], row) : NULL;
   if (pe_has(in->a[0])) heads(p, in, pe_row_f32(p, in->a[0], n_head * dk, row), n_head, in->a[4], cs);
@@ -30,6 +29,21 @@ void pe_run_kv(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
   const float *k = pe_row_f32(p, in->a[1], n_kv * dk, row), *v = pe_row_f32(p, in->a[2], n_kv * dv, row);
   for (int64_t h = 0; h < n_kv; h++)
     (p->limits.kv_type == PE_KV_F16 ? p->v->kv_store : p->v->kv_store_q8)(page + h * hb, page + h * hb + kb, pos % PE_PAGE, k + h * dk, v + h * dv, dk, dv);
+}
+
+/* A prompt's rows go sixteen to a part: they write to the same strips of K, whose lines two threads
+ * would tear from each other at every row. */
+static int64_t kv_rows(int64_t n) { return n < 64 ? 1 : 16; }
+
+uint32_t pe_parts_kv(const pe_prog *p, const pe_insn *in) {
+  int64_t n = pe_rows_of(p, in), per = kv_rows(n);
+  return (uint32_t)((n + per - 1) / per);
+}
+
+void pe_run_kv(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
+  (void)thread;
+  int64_t n = pe_rows_of(p, in), per = kv_rows(n), end = (part + 1) * per < n ? (part + 1) * per : n;
+  for (int64_t row = part * per; row < end; row++) kv_row(p, in, row);
 }
 
 /* A step of few rows and a long context has too few tiles to keep the threads busy:
