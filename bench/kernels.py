@@ -51,7 +51,7 @@ def activations(act: int, k: int, n: int) -> tuple[np.ndarray, int]:
     d = np.full((n, k // block), 0.025, np.float32)
     s = q.reshape(n, -1, 32).sum(2, dtype=np.int32) if block == 32 else q.reshape(n, -1, 16).sum(2, dtype=np.int16)
     at = 0
-    for section in (q, d, s):
+    for section in (q, d, s) if block == 32 else quants.with_small(q, d, s):
         width = section[0].nbytes
         rows[:, at:at + width] = np.ascontiguousarray(section).view(np.uint8).reshape(n, width)
         at += up(width)

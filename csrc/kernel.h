@@ -6,6 +6,7 @@
  *   PE_ACT_F32   float x[k]
  *   PE_ACT_Q32   int8 q[k] | float d[k/32]  | int32 s[k/32], s = sum of q over its block
  *   PE_ACT_Q256  int8 q[k] | float d[k/256] | int16 s[k/16], s = sum of q over 16 (|s| <= 2032)
+ *                | uint8 small[k/256], 1 only if |q| of each 16 of the block add up to PE_SMALL_SUM at most
  */
 #ifndef PE_KERNEL_H
 #define PE_KERNEL_H
@@ -27,6 +28,10 @@ static inline const int32_t *pe_act_s32(const uint8_t *x, int64_t k) {
 }
 static inline const int16_t *pe_act_s16(const uint8_t *x, int64_t k) {
   return (const int16_t *)(x + pe_up64(k) + pe_up64(k / 256 * 4));
+}
+/* A kernel may take a shorter way through small blocks, and no bit may depend on it: 0 is never wrong. */
+static inline const uint8_t *pe_act_small(const uint8_t *x, int64_t k) {
+  return x + pe_up64(k) + pe_up64(k / 256 * 4) + pe_up64(k / 16 * 2);
 }
 
 /* Tables of the kernel files; kernels.c gathers them. A table ends with a row whose fn is NULL. */

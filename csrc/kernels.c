@@ -83,7 +83,7 @@ int64_t pe_act_stride(int32_t act, int64_t k) {
   switch (act) {
     case PE_ACT_F32: return pe_up64(4 * k);
     case PE_ACT_Q32: return k % 32 ? -1 : pe_up64(k) + pe_up64(k / 32 * 4) + pe_up64(k / 32 * 4);
-    case PE_ACT_Q256: return k % 256 ? -1 : pe_up64(k) + pe_up64(k / 256 * 4) + pe_up64(k / 16 * 2);
+    case PE_ACT_Q256: return k % 256 ? -1 : pe_up64(k) + pe_up64(k / 256 * 4) + pe_up64(k / 16 * 2) + pe_up64(k / 256);
     default: return -1;
   }
 }

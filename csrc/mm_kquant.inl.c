@@ -142,20 +142,6 @@ typedef struct panel {
 enum { SMALL_BYTES = PE_SCRATCH - sizeof(panel) };
 _Static_assert(SMALL_BYTES > 65536, "panel and sums fit the scratch");
 
-/* Whether each 16 activations of block b of a tile add up to `most` at most in absolute value: seventeen
- * instructions a token (AVX-512), where a block of 128 rows takes eight times 85. */
-INLINE int is_small(const pe_mm *a, const uint8_t *x, int64_t b, int most) {
-  vi max = vi_zero();
-  for (int t = 0; t < TILE; t++) {
-    const uint8_t *q = x + t * a->x_stride + 256 * b;
-    for (int i = 0; i < 256; i += 8 * LANES) {
-      vi lo = vi_sum8_abs(q + i), hi = vi_sum8_abs(q + i + 4 * LANES);
-      max = vi_max32(max, vi_add32(vi_unpacklo64(lo, hi), vi_unpackhi64(lo, hi)));
-    }
-  }
-  return vi_all_below(max, most + 1);
-}
-
 INLINE void tile(int T, int NT, const pe_mm *a, panel *p, int64_t b0, int n_blocks, int64_t t0, int64_t t, const uint8_t *small) {
   const uint8_t *x = a->x + t * a->x_stride;
   vf *sums = p->sums[t - t0];
@@ -211,8 +197,13 @@ INLINE void many(int T, const pe_mm *a, void (*group)(const pe_mm *, int64_t, in
     int has_small = SMALL(T) && (t1 - t0) / TILE * n_blocks <= SMALL_BYTES;
     if (has_small) {
       uint8_t *small = ((panel *)a->scratch)->small;
-      for (int64_t t = t0; t + TILE <= t1; t += TILE)
-        for (int64_t b = 0; b < n_blocks; b++) *small++ = is_small(a, a->x + t * a->x_stride, b, SMALL(T));
+      for (int64_t t = t0; t + TILE <= t1; t += TILE, small += n_blocks) {
+        memset(small, 1, (size_t)n_blocks);
+        for (int i = 0; i < TILE; i++) {
+          const uint8_t *one = pe_act_small(a->x + (t + i) * a->x_stride, a->k);
+          for (int64_t b = 0; b < n_blocks; b++) small[b] &= one[b];
+        }
+      }
     }
     for (int64_t r = a->r0; r < a->r1; r += ROWS) group(a, r, t0, t1, has_small);
   }

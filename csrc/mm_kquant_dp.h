@@ -20,11 +20,11 @@
 
 #include "mm_kquant.h"
 
-/* Many tokens: if no 16 activations of a block add up to more than SMALL in absolute value (a mean of 64;
+/* Many tokens: if no 16 activations of a block add up to more than PE_SMALL_SUM in absolute value (a mean of 64;
  * of normally distributed ones it is 36), sums fit int16 that otherwise might not, and take one vpdpwssd:
  * 32 elements of Q4_K (15 * 2*1023 = 30 690), 16 of Q5_K (31 713) and, their offset taken off at the start,
- * of Q6_K (32 * 1023 = 32 736). mm_kquant.inl.c looks once for all rows of a part. */
-#define SMALL(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_Q6_K ? 1023 : 0)
+ * of Q6_K (32 * 1023 = 32 736). The activation rows say so (kernel.h). */
+#define SMALL(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_Q6_K)
 
 INLINE vi scaled(int by_dp2, vi S, vi isum, vi sc) {
   return by_dp2 ? vi_dp2(S, isum, sc) : vi_add32(S, vi_mul32(isum, sc));

@@ -41,13 +41,6 @@ INLINE vi vi_table(const void *p16) { return _mm512_broadcast_i32x4(_mm_loadu_si
 /* Every mask in use has one bit per byte, so "all set" is "any set". */
 INLINE vi vi_where8(vi v, vi mask, vi value) { return _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(v, mask), value); }
 
-/* |x| of eight bytes at a time, added up, in the low half of each qword. */
-INLINE vi vi_sum8_abs(const void *p) {
-  const vi mid = vi_set8(-128);
-  return _mm512_sad_epu8(_mm512_xor_si512(_mm512_loadu_si512(p), mid), mid);
-}
-INLINE int vi_all_below(vi v, int limit) { return !_mm512_cmpge_epi32_mask(v, vi_set32(limit)); }
-
 INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
 INLINE vf vf_set(float x) { return _mm512_set1_ps(x); }
 INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }

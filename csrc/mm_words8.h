@@ -47,13 +47,6 @@ INLINE vi vi_where8(vi v, vi mask, vi value) {
   return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(v, mask), mask), value);
 }
 
-/* |x| of eight bytes at a time, added up, in the low half of each qword. */
-INLINE vi vi_sum8_abs(const void *p) {
-  const vi mid = vi_set8(-128);
-  return _mm256_sad_epu8(_mm256_xor_si256(_mm256_loadu_si256((const __m256i *)p), mid), mid);
-}
-INLINE int vi_all_below(vi v, int limit) { return !_mm256_movemask_epi8(_mm256_cmpgt_epi32(v, vi_set32(limit - 1))); }
-
 INLINE vf vf_zero(void) { return _mm256_setzero_ps(); }
 INLINE vf vf_set(float x) { return _mm256_set1_ps(x); }
 INLINE vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }

@@ -277,6 +277,7 @@ static void op_quant256(void *row, const float *x, int64_t k, int64_t b0, int64_
   int8_t *q = (int8_t *)pe_act_q(row);
   float *d = (float *)pe_act_d(row, k);
   int16_t *s = (int16_t *)pe_act_s16(row, k);
+  uint8_t *small = (uint8_t *)pe_act_small(row, k);
   for (int64_t b = b0; b < b1; b++) {
     const float *v = x + 256 * b;
     v16i m = quant_abs(v);
@@ -289,6 +290,7 @@ static void op_quant256(void *row, const float *x, int64_t k, int64_t b0, int64_
       s[16 * b + i / 16] = (int16_t)v16i_sum(lo);     /* at most 16*127 */
       s[16 * b + i / 16 + 1] = (int16_t)v16i_sum(hi);
     }
+    small[b] = (uint8_t)v16_small(q + 256 * b);
   }
 }
 

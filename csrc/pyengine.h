@@ -45,7 +45,8 @@ const pe_type *pe_type_by_id(int32_t id);        /* NULL if unknown */
 /* ---- kernel.h: matrix products --------------------------------------------- */
 #define PE_ACT_F32 0     /* activation row: float[k] */
 #define PE_ACT_Q32 1     /* int8 q[k], float d[k/32], int32 s[k/32]: see kernel.h */
-#define PE_ACT_Q256 2    /* int8 q[k], float d[k/256], int16 s[k/16] */
+#define PE_ACT_Q256 2    /* int8 q[k], float d[k/256], int16 s[k/16], uint8 small[k/256] */
+#define PE_SMALL_SUM 1023 /* of |q| of 16 elements; mm_kquant_dp.h has the reason */
 
 typedef struct pe_mm {
   const uint8_t *w;        /* weight row r starts at w + r*w_stride */

@@ -1,4 +1,5 @@
 /* simd_scalar.c: the tier of plain C; runs everywhere, and is the meaning of pe_vops. */
+#include "kernel.h"
 #include "v16_scalar.h"
 #include "ops.inl.c"
 #include "attn.inl.c"

@@ -133,6 +133,16 @@ W __m256i v16_dot8(__m256i s, __m256i a, __m256i b) {     /* pairs are at most 2
 W v16i v16i_dot4(v16i s, v16i a, v16i b) { return (v16i){v16_dot8(s.a, a.a, b.a), v16_dot8(s.b, a.b, b.b)}; }
 W v16i v16i_shl23(v16i x) { return (v16i){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
 W v16i v16i_shr23(v16i x) { return (v16i){_mm256_srai_epi32(x.a, 23), _mm256_srai_epi32(x.b, 23)}; }
+W int v16_small(const int8_t *q) {
+  const __m256i mid = _mm256_set1_epi8(-128);
+  __m256i most = _mm256_setzero_si256();
+  for (int i = 0; i < 256; i += 64) {
+    __m256i lo = _mm256_sad_epu8(_mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(q + i)), mid), mid);    /* of eight, in 64 bits */
+    __m256i hi = _mm256_sad_epu8(_mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(q + i + 32)), mid), mid);
+    most = _mm256_max_epi32(most, _mm256_add_epi32(_mm256_unpacklo_epi64(lo, hi), _mm256_unpackhi_epi64(lo, hi)));
+  }
+  return !_mm256_movemask_epi8(_mm256_cmpgt_epi32(most, _mm256_set1_epi32(PE_SMALL_SUM)));
+}
 W int32_t v16i_hmax(v16i x) {
   __m256i e = _mm256_max_epi32(x.a, x.b);
   __m128i q = _mm_max_epi32(_mm256_castsi256_si128(e), _mm256_extracti128_si256(e, 1));

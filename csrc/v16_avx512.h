@@ -88,6 +88,24 @@ W v16i v16i_dot4_start(int32_t b_sum) { return _mm512_set1_epi32(-128 * b_sum); 
 W v16i v16i_dot4(v16i s, v16i a, v16i b) { return _mm512_dpbusd_epi32(s, _mm512_xor_si512(a, _mm512_set1_epi8(-128)), b); }
 W v16i v16i_shl23(v16i x) { return _mm512_slli_epi32(x, 23); }
 W v16i v16i_shr23(v16i x) { return _mm512_srai_epi32(x, 23); }
+/* In the pieces in which v16_store_i8x2 wrote them: a longer load would wait until the last of them is in the
+ * cache, which behind rows that are not takes longer than the block. */
+W v16i v16_four_stores(const int8_t *q) {
+  const __m128i *p = (const __m128i *)q;
+  v16i x = _mm512_castsi128_si512(_mm_loadu_si128(p));
+  x = _mm512_inserti32x4(x, _mm_loadu_si128(p + 1), 1);
+  return _mm512_inserti32x4(_mm512_inserti32x4(x, _mm_loadu_si128(p + 2), 2), _mm_loadu_si128(p + 3), 3);
+}
+W int v16_small(const int8_t *q) {
+  const v16i mid = _mm512_set1_epi8(-128);
+  v16i most = _mm512_setzero_si512();
+  for (int i = 0; i < 256; i += 128) {
+    v16i lo = _mm512_sad_epu8(_mm512_xor_si512(v16_four_stores(q + i), mid), mid);    /* of eight, in 64 bits */
+    v16i hi = _mm512_sad_epu8(_mm512_xor_si512(v16_four_stores(q + i + 64), mid), mid);
+    most = _mm512_max_epi32(most, _mm512_add_epi32(_mm512_unpacklo_epi64(lo, hi), _mm512_unpackhi_epi64(lo, hi)));
+  }
+  return !_mm512_cmpgt_epi32_mask(most, _mm512_set1_epi32(PE_SMALL_SUM));
+}
 W int32_t v16i_hmax(v16i x) {
   __m256i e = _mm256_max_epi32(_mm512_castsi512_si256(x), _mm512_extracti32x8_epi32(x, 1));
   __m128i q = _mm_max_epi32(_mm256_castsi256_si128(e), _mm256_extracti128_si256(e, 1));

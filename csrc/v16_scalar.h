@@ -80,6 +80,16 @@ W v16i v16i_dot4(v16i s, v16i a, v16i b) {
 }
 W v16i v16i_max(v16i a, v16i b) { LANES a.i[i] = a.i[i] > b.i[i] ? a.i[i] : b.i[i]; return a; }
 W int32_t v16i_hmax(v16i a) { int32_t m = a.i[0]; LANES m = a.i[i] > m ? a.i[i] : m; return m; }
+/* Whether |q| of each 16 of 256 add up to PE_SMALL_SUM at most; 0 where no kernel of the CPU asks. */
+W int v16_small(const int8_t *q) {
+  int most = 0;
+  for (int i = 0; i < 256; i += 16) {
+    int sum = 0;
+    for (int j = 0; j < 16; j++) sum += q[i + j] < 0 ? -q[i + j] : q[i + j];
+    most = sum > most ? sum : most;
+  }
+  return most <= PE_SMALL_SUM;
+}
 W int32_t v16i_sum(v16i a) { int32_t s = 0; LANES s += a.i[i]; return s; }         /* the sum must fit */
 
 #undef LANES

@@ -264,6 +264,14 @@ def quantize_q256(x):
     return q, d, q.reshape(*q.shape[:-1], q.shape[-1] // 16, 16).sum(axis=-1, dtype="i2")
 
 
+def with_small(q, d, s):
+    """q, d, s of quantize_q256 and small uint8 [..., k/256]: 1 where no 16 |q| of a block add up to more than PE_SMALL_SUM."""
+    import numpy as np
+
+    sums = abs(q.reshape(*q.shape[:-1], -1, 16, 16).astype("i4")).sum(axis=-1)
+    return q, d, s, (sums.max(axis=-1) <= lib.PE_SMALL_SUM).astype(np.uint8)
+
+
 def activation_rows(act: int, x):
     """float32 [n, k] as activation rows the way kernels read them: uint8 [n, stride], 64-byte aligned (csrc/kernel.h)."""
     import numpy as np
@@ -276,7 +284,7 @@ def activation_rows(act: int, x):
     room = np.zeros(n * stride + 64, dtype=np.uint8)
     start = -room.ctypes.data % 64
     rows = room[start:start + n * stride].reshape(n, stride)
-    sections = {ACT_F32: lambda x: (x,), ACT_Q32: quantize_q32, ACT_Q256: quantize_q256}[act](x)
+    sections = {ACT_F32: lambda x: (x,), ACT_Q32: quantize_q32, ACT_Q256: lambda x: with_small(*quantize_q256(x))}[act](x)
     at = 0
     for section in sections:
         raw = np.ascontiguousarray(section).view(np.uint8)

@@ -59,7 +59,7 @@ class Value:
         if self.kind == "q32":
             return up(self.k, 64) + 2 * up(self.k // 32 * 4, 64)
         if self.kind == "q256":
-            return up(self.k, 64) + up(self.k // 256 * 4, 64) + up(self.k // 16 * 2, 64)
+            return up(self.k, 64) + up(self.k // 256 * 4, 64) + up(self.k // 16 * 2, 64) + up(self.k // 256, 64)
         return up(self.k, 16) * 4
 
 

@@ -113,7 +113,7 @@ class Case:
             d[rng.random(len(d)) < 0.1] = np.nan
         sums = q.reshape(-1, 32).sum(1, dtype=np.int32) if block == 32 else q.reshape(-1, 16).sum(1, dtype=np.int16)
         at = 0
-        for section in (q, d, sums):
+        for section in (q, d, sums) if block == 32 else quants.with_small(q, d, sums):
             row[at:at + section.nbytes] = section.view(np.uint8)
             at += (section.nbytes + 63) // 64 * 64
         return row

@@ -277,6 +277,25 @@ def test_quantization(tier, block):
 
 
 @pytest.mark.parametrize("tier", TIERS)
+def test_small_blocks_are_never_called_small_wrongly(tier):
+    """Each 16 of |q| add up to 1023, to 1024 in one place, and to 2032 in one; on tiers whose kernels ask, 1023 is small."""
+    q = np.full((19, 16, 16), 64)
+    q[:, :, 0] = 63
+    for b in range(16):
+        q[b, b, 5] += 1
+    q[17, 7] = 127
+    q *= np.random.default_rng(8).choice([-1, 1], q.shape)
+    q[:, :, 15] = 127 * np.sign(q[:, :, 15])   # amax is 127, so that q is x
+    q[:, :, 1] = np.sign(q[:, :, 1])           # and the sums are as before: 127 + 1 = 64 + 64
+    row = quantized(TIERS[tier], 256, q.reshape(-1).astype(np.float32))
+    k = q.size
+    assert np.array_equal(parts(row, 256, k)[0], q.reshape(-1))
+    small = row[lib.pe_act_stride(lib.PE_ACT_Q256, k) - (k // 256 + 63) // 64 * 64:][:k // 256]
+    assert not small[:16].any() and not small[17]
+    assert tier == "neon" or small[16] and small[18]
+
+
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("block", [32, 256])
 def test_blocks_of_a_row_may_be_shared_out(tier, block):
     x = rows(block * 7)[1]

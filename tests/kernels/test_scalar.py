@@ -384,7 +384,7 @@ def test_activation_strides():
     stride = lib.pe_act_stride
     assert [stride(lib.PE_ACT_F32, k) for k in (1, 16, 17)] == [64, 64, 128]
     assert stride(lib.PE_ACT_Q32, 32) == 192 and stride(lib.PE_ACT_Q32, 576) == 576 + 128 + 128
-    assert stride(lib.PE_ACT_Q256, 256) == 256 + 64 + 64 and stride(lib.PE_ACT_Q256, 2048) == 2048 + 64 + 256
+    assert stride(lib.PE_ACT_Q256, 256) == 256 + 64 + 64 + 64 and stride(lib.PE_ACT_Q256, 2048) == 2048 + 64 + 256 + 64
     assert [stride(lib.PE_ACT_Q32, k) for k in (0, -32, 33, 16)] == [-1] * 4
     assert [stride(lib.PE_ACT_Q256, k) for k in (0, 128, 257)] == [-1] * 3
     assert stride(7, 256) == -1 and stride(lib.PE_ACT_F32, 2**62) == -1

@@ -12,6 +12,7 @@ from pyengine import errors, plan
 from pyengine.native import TIERS, lib
 from pyengine.plan import reference
 from pyengine.plan.lower import choose
+from pyengine.plan.ops import Value
 from pyengine.native import rows
 
 RNG = random.Random(7)
@@ -125,6 +126,12 @@ def test_one_answer(tiny, runner, arch, weight_type):
         got.append(r.step(parts)[rows_before : rows_before + n])
         at += n
     assert np.array_equal(np.concatenate(got).view(np.int32), base[:at])
+
+
+@pytest.mark.parametrize("kind, act", [("q32", lib.PE_ACT_Q32), ("q256", lib.PE_ACT_Q256)])
+def test_rows_have_the_bytes_that_kernels_count(kind, act):
+    for k in (256, 2048, 8192, 16640):
+        assert Value("x", kind, k, "tokens").row_bytes == lib.pe_act_stride(act, k)
 
 
 @pytest.mark.parametrize("weight_type", ["F32", "Q8_0", "Q4_K"])
