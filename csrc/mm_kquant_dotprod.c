@@ -4,17 +4,21 @@
 #include "mm_dotprod.h"
 #include "mm_kquant_neon.h"
 
-/* A sub-block's products, summed within dwords. */
+/* A sub-block's products, summed within dwords; join4 adds them up, pairs4 leaves two int16 of each (SHORT). */
 typedef int32x4_t part;
 
 INLINE part times(int T, int first, part p, int8x16_t w, int8x16_t q) {
   (void)T;
-  return vdotq_s32(first ? vdupq_n_s32(0) : p, w, q);
+  return vdotq_s32(first ? loaded_zero() : p, w, q);
 }
 
 INLINE int32x4_t join4(int T, part a, part b, part c, part d) {
   (void)T;
   return pe_sums4(a, b, c, d);
+}
+
+INLINE int16x8_t pairs4(part a, part b, part c, part d) {
+  return vuzp1q_s16(vreinterpretq_s16_s32(vpaddq_s32(a, b)), vreinterpretq_s16_s32(vpaddq_s32(c, d)));
 }
 
 #include "mm_kquant_neon.inl.c"
@@ -53,7 +57,7 @@ INLINE void block_sums(int T, int NT, int32x4_t S[TILE][2], int32x4_t N[TILE][2]
     int32x4_t s[TILE][2];
     PE_UNROLL
     for (int t = 0; t < NT; t++)
-      for (int v = 0; v < 2; v++) s[t][v] = SCALED(T) ? S[t][v] : vdupq_n_s32(0);
+      for (int v = 0; v < 2; v++) s[t][v] = SCALED(T) ? S[t][v] : loaded_zero();
     PE_UNROLL
     for (int i = j; i < j + run; i++)
       PE_UNROLL

@@ -9,7 +9,7 @@
 /* All strips go to panels here. */
 INLINE void take_strip(int T, int j, uint8x16_t w, dots *o) { (void)T, (void)j, (void)w, (void)o; }
 
-enum { TILE = 4, FEW = 6 };
+enum { TILE = 4 };
 
 /* Eight elements of two rows in a vector, and of two tokens: their product is two by two. */
 INLINE void place(int T, int v, const int8x16_t strip[4][16], const int32x4_t *sc, int n, kpanel *p) {
@@ -39,15 +39,19 @@ INLINE void block_sums(int T, int NT, int32x4_t S[TILE][2], int32x4_t N[TILE][2]
     int32x4_t i[2][4];
     PE_UNROLL
     for (int t = 0; t < pairs; t++)
-      for (int r = 0; r < 4; r++) i[t][r] = SCALED(T) ? s[t][r] : vdupq_n_s32(0);
+      for (int r = 0; r < 4; r++) i[t][r] = SCALED(T) ? s[t][r] : loaded_zero();
     PE_UNROLL
     for (int h = j; h < j + run; h++)
       PE_UNROLL
       for (int t = 0; t < pairs; t++) {
         int8x16_t q0 = vld1q_s8(q + 2 * t * stride + 16 * h), q1 = vld1q_s8(q + 2 * t * stride + second + 16 * h);
         int8x16_t lo = pe_zip1_64(q0, q1), hi = pe_zip2_64(q0, q1);
-        for (int r = 0; r < 4; r++) i[t][r] = vmmlaq_s32(i[t][r], p->w[8 * h + 2 * r], lo);
-        for (int r = 0; r < 4; r++) i[t][r] = vmmlaq_s32(i[t][r], p->w[8 * h + 2 * r + 1], hi);
+        for (int r = 0; r < 4; r++) {
+          int32x4_t sum = vmmlaq_s32(i[t][r], p->w[8 * h + 2 * r], lo);
+          sum = vmmlaq_s32(sum, p->w[8 * h + 2 * r + 1], hi);
+          __asm__ volatile("" : "+w"(sum));  /* clang would start the next strip early and move sums about */
+          i[t][r] = sum;
+        }
       }
     PE_UNROLL
     for (int t = 0; t < pairs; t++)

@@ -4,7 +4,8 @@
 #include "mm_neon.h"
 #include "mm_kquant_neon.h"
 
-/* A sub-block's products: int16 lanes as long as they fit, IQ4_XS int32. A lane is at most 4*15*127 = 7 620
+/* A sub-block's products: int16 lanes as long as they fit, IQ4_XS int32.
+ * join4 adds them up, pairs4 leaves two int16 of each (SHORT). A lane is at most 4*15*127 = 7 620
  * (Q4_K; sixteen elements of Q2_K and Q3_K 1 016), so two pairwise sums fit, 30 480; 4*31*127 = 15 748 (Q5_K)
  * and 2*63*127 = 16 002 (Q6_K), so one fits, 32 004; 2*127*127 = 32 258 (IQ4_XS) for sixteen elements, none. */
 typedef int16x8_t part;
@@ -26,6 +27,8 @@ INLINE int32x4_t join4(int T, part a, part b, part c, part d) {
   if (T == PE_Q5_K || T == PE_Q6_K) return vpaddq_s32(vpaddlq_s16(ab), vpaddlq_s16(cd));
   return vpaddlq_s16(vpaddq_s16(ab, cd));
 }
+
+INLINE int16x8_t pairs4(part a, part b, part c, part d) { return vpaddq_s16(vpaddq_s16(a, b), vpaddq_s16(c, d)); }
 
 #include "mm_kquant_neon.inl.c"
 

@@ -8,13 +8,34 @@
  * then become the lanes of the float work. All sums stay int32 until a block's total is complete,
  * because beyond 2^24 its conversion rounds. */
 
+/* The sums of sixteen products fit int16 (Q2_K at most 16*3*127 = 6 096, Q3_K 8 128), so eight of them meet
+ * eight scales: three operations less for four sub-blocks. */
+#define SHORT(T) ((T) == PE_Q2_K || (T) == PE_Q3_K)
+
+typedef struct scale {     /* a row's scales: SHORT int16, eight in each, else int32, four in each */
+  int16x8_t h[2];
+  int32x4_t w[4];
+} scale;
+
+INLINE void widen(int T, int8x16_t v, scale *to) {
+  widen16(v, to->h);
+  if (SHORT(T)) return;
+  to->w[0] = vmovl_s16(vget_low_s16(to->h[0]));
+  to->w[1] = vmovl_high_s16(to->h[0]);
+  if (PER32(T)) return;
+  to->w[2] = vmovl_s16(vget_low_s16(to->h[1]));
+  to->w[3] = vmovl_high_s16(to->h[1]);
+}
+
 /* One or two tokens against one row's block. */
 struct dots {
   int NT;
   const int8_t *q;         /* token 0's quants of the block */
   int64_t stride;          /* to token 1's */
   part p[2][4];            /* [token][sub-block % 4] */
-  int32x4_t sc[4], S[2];   /* scales of four sub-blocks each; totals so far, not yet over lanes */
+  int16x8_t pairs[2];      /* SHORT: of four sub-blocks, while the next four come */
+  int32x4_t S[2];          /* totals so far, not yet over lanes */
+  scale sc;
 };
 
 /* Totals are pinned: the compilers would make all products of a block first and spill them, then add. */
@@ -23,8 +44,20 @@ INLINE void dot_strip(int T, int j, int8x16_t w, dots *o, int t) {
   part *p = o->p[t];
   p[sub % 4] = times(T, first, p[sub % 4], w, vld1q_s8(o->q + t * o->stride + 16 * j));
   if (!last) return;
-  int32x4_t isum = join4(T, p[0], p[1], p[2], p[3]);
-  int32x4_t S = sub == 3 ? vmulq_s32(isum, o->sc[0]) : vmlaq_s32(o->S[t], isum, o->sc[sub / 4]);
+  int32x4_t S;
+  if (SHORT(T)) {
+    int16x8_t i = pairs4(p[0], p[1], p[2], p[3]), sc = o->sc.h[j / 8];
+    if (j % 8 == 3) {
+      o->pairs[t] = i;
+      return;
+    }
+    i = vpaddq_s16(o->pairs[t], i);
+    S = j == 7 ? vmull_s16(vget_low_s16(i), vget_low_s16(sc)) : vmlal_s16(o->S[t], vget_low_s16(i), vget_low_s16(sc));
+    S = vmlal_high_s16(S, i, sc);
+  } else {
+    int32x4_t i = join4(T, p[0], p[1], p[2], p[3]);
+    S = sub == 3 ? vmulq_s32(i, o->sc.w[0]) : vmlaq_s32(o->S[t], i, o->sc.w[sub / 4]);
+  }
   __asm__ volatile("" : "+w"(S));
   o->S[t] = S;
 }
@@ -64,7 +97,7 @@ INLINE void one_group(int T, const pe_mm *m, const pe_rows4 *l) {
       dots o = {.NT = 1, .q = pe_act_q(a->x) + 256 * b};
       prefetch_block(T, l->p[r], ahead);
       scales(T, w, &k);
-      widen32(k.sc, o.sc);
+      widen(T, k.sc, &o.sc);
       widen16(MINIMA(T) ? k.mn : k.sc, mn);
       if (MINIMA(T) || OFFSET(T)) N[r] = minima(T, mn, asum);
       strips(T, w, &o, NULL);
@@ -83,16 +116,14 @@ INLINE void one_group(int T, const pe_mm *m, const pe_rows4 *l) {
 
 typedef struct urow {
   int8x16_t w[16];         /* strips, offset taken off */
-  int32x4_t sc[4];
+  scale sc;
   int16x8_t mn[2];
 } urow;
 
 /* S and N of NT tokens and row r of four. */
 INLINE void row_tokens(int T, int NT, const urow *u, const int8_t *q, int64_t stride, int r, const int16x8_t (*asum)[2],
                        int32x4_t (*S)[4], int32x4_t (*N)[4]) {
-  dots o = {.NT = NT, .q = q, .stride = stride};
-  PE_UNROLL
-  for (int i = 0; i < 4; i++) o.sc[i] = u->sc[i];
+  dots o = {.NT = NT, .q = q, .stride = stride, .sc = u->sc};
   PE_UNROLL
   for (int j = 0; j < 16; j++) take_strip(T, j, vreinterpretq_u8_s8(u->w[j]), &o);
   PE_UNROLL
@@ -106,12 +137,10 @@ INLINE void row_tokens(int T, int NT, const urow *u, const int8_t *q, int64_t st
 INLINE void unpack_row(int T, const uint8_t *w, urow *u) {
   krow k;
   scales(T, w, &k);
-  widen32(k.sc, u->sc);
+  widen(T, k.sc, &u->sc);
   if (MINIMA(T)) widen16(k.mn, u->mn);
   signed_strips(T, w, u->w);
 }
-
-enum { FEW = 6 };
 
 INLINE void few_group(int T, const pe_mm *m, const pe_rows4 *l) {
   const pe_mm copy = *m, *a = &copy;
