@@ -49,7 +49,7 @@ def test_comparable_sizes_cancel_and_tie():
 
     def short():
         m = rng.integers(-(1 << 13), 1 << 13, n).astype("f4")
-        return np.ldexp(m, rng.integers(-8, 8, n)).astype("f4")
+        return np.ldexp(m, rng.integers(-8, 8, n, np.int32)).astype("f4")
 
     a, b, c = short(), short(), short()
     half = n // 2
@@ -80,11 +80,11 @@ def test_double_rounding_is_avoided():
 def test_subnormal_and_overflowing_results():
     rng = np.random.default_rng(14)
     n = 10_000
-    tiny = np.ldexp(rng.random(n) + 1, rng.integers(-90, -60, n)).astype("f4")
-    other = np.ldexp(rng.random(n) + 1, rng.integers(-80, -55, n)).astype("f4")
+    tiny = np.ldexp(rng.random(n) + 1, rng.integers(-90, -60, n, np.int32)).astype("f4")
+    other = np.ldexp(rng.random(n) + 1, rng.integers(-80, -55, n, np.int32)).astype("f4")
     crumbs = np.ldexp(rng.integers(-20, 20, n).astype("f4"), -149).astype("f4")
     assert mismatches(tiny, -other, crumbs) == []
-    big = np.ldexp(rng.random(n) + 1, rng.integers(60, 68, n)).astype("f4")
+    big = np.ldexp(rng.random(n) + 1, rng.integers(60, 68, n, np.int32)).astype("f4")
     top = np.where(rng.random(n) < 0.5, np.float32(3.4028235e38), np.float32(-3.4028235e38))
     assert mismatches(big, big[::-1].copy(), top) == []
 
