@@ -79,7 +79,7 @@ class Case:
 def fma(a, b, c):
     """rn(a*b + c) on float32 arrays: the product is exact in double, the sum rounded to odd."""
     with np.errstate(all="ignore"):
-        p, c = np.float64(a) * np.float64(b), np.float64(c)
+        p, c = np.asarray(a, np.float64) * np.asarray(b, np.float64), np.asarray(c, np.float64)   # np.float64(array of one) may lose its shape
         p, c = np.broadcast_arrays(p, c)
         z = p + c
         v = z - p
