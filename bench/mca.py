@@ -203,10 +203,11 @@ def prediction(board, read, rates):
 
 def group_of(found, count, wtype, tier):
     """(the function that computes a group of rows of this kernel, its code)."""
-    name = f"mm_{'block32' if wtype in ELEMENTS else 'kquant'}_{tier}.c", f"{count}_{wtype.lower()}_group"
-    if name not in found:
-        raise SystemExit(f"no function {name[1]} of {name[0]}")
-    return name, found[name]
+    file = f"mm_{'block32' if wtype in ELEMENTS else 'kquant'}_{tier}.c"
+    for name in ((file, f"{count}_{wtype.lower()}_group"), (file, f"{count}_{wtype.lower()}")):
+        if name in found:
+            return name, found[name]
+    raise SystemExit(f"no function {name[1]} or {name[1]}_group of {file}")
 
 
 def many_tokens(found, wtype, tier):
