@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Speed on paper: cycles of the ARM kernels' row loops from their machine code, and what they mean on boards.
 
-    python bench/mca.py WHEEL_OR_ELF [--mca llvm-mca-19] [--write bench/ARM.md] [--show mm_q4_0_dotprod_one]
+    make wheels WHEELS=manylinux-aarch64
+    python bench/mca.py [build/wheels/manylinux-aarch64] [--write bench/ARM.md] [--show Q4_0/dotprod/neoverse-n1]
 
-Reads the extension's own machine code (a wheel of tools/wheels.py, or any of its ELF files with symbols), cuts out
+Reads the objects that tools/wheels.py linked into the wheel (the library itself has no symbols), cuts out
 each kernel's loop over blocks (scales, reductions, epilogue and addresses included; a jump inside the loop is taken
 as not taken, so rare work such as a prefetch per line counts every time), and asks llvm-mca how many cycles an
 iteration takes on a core. llvm-mca knows no caches: these are the cycles that a core needs when memory keeps up, which
@@ -17,11 +18,10 @@ model for the cortex-a76). Debian: apt-get install llvm-19. Not a benchmark of t
 import argparse
 import dataclasses
 import os
+import pathlib
 import re
 import subprocess
 import sys
-import tempfile
-import zipfile
 
 ITERATIONS = 200
 ELEMENTS = {"Q4_0": 32, "Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q8_0": 32, "IQ4_NL": 32, "MXFP4": 32}  # others: 256
@@ -31,7 +31,7 @@ BYTES = {  # of a block
 CORES = {  # llvm's name -> (what it stands for, the tier that runs there)
     "cortex-a53": ("A53: Pi 3, Zero 2", "neon"),
     "cortex-a72": ("A72: Pi 4", "neon"),
-    "neoverse-n1": ("N1, for the A76: Pi 5", "dotprod"),
+    "neoverse-n1": ("A76 as N1: Pi 5", "dotprod"),
     "neoverse-v1": ("V1: Graviton 3", "dotprod"),
     "apple-m1": ("M1 (an indication)", "dotprod"),
 }
@@ -50,19 +50,11 @@ class Board:
 
 BOARDS = (
     Board("Raspberry Pi 4", "cortex-a72", 1.8, 4, 5.5, 4, "STREAM, published for the board at 1.8 GHz"),
-    Board("Raspberry Pi 5", "neoverse-n1", 2.4, 4, 13.2, 2, "a read-only loop with two threads (9.3 with one, 11.6 with four)"),
+    Board("Raspberry Pi 5", "neoverse-n1", 2.4, 4, 13.2, 2, "a read-only loop with two threads, published; one gets 9.3, four 11.6"),
 )
 
 
 # ---- machine code -----------------------------------------------------------------------------------------
-
-
-def elf_of(path, into):
-    if not path.endswith(".whl"):
-        return path
-    with zipfile.ZipFile(path) as wheel:
-        name = next(n for n in wheel.namelist() if "_native" in n and n.endswith(".so"))
-        return wheel.extract(name, into)
 
 
 def functions(args, elf):
@@ -76,7 +68,7 @@ def functions(args, elf):
         elif m and file:
             starts[int(m[1], 16)] = (file, m[3])
     if not starts:
-        raise SystemExit(f"{elf} has no symbols of static functions: it was stripped")
+        raise SystemExit(f"{elf} has no symbols of functions")
     text = subprocess.run([args.objdump, "-d", "--no-show-raw-insn", elf], check=True, capture_output=True, text=True).stdout
     out, body = {}, []
     for line in text.splitlines():
@@ -253,10 +245,10 @@ def document(args, rates, rows, macs_of):
     version = re.search(r"version (\S+)", subprocess.run([args.mca, "--version"], capture_output=True, text=True).stdout)[1]
     out = [
         "# The ARM kernels on paper", "",
-        "Written by `python bench/mca.py dist/WHEEL --write bench/ARM.md`, from the machine code of the wheel",
-        f"({os.path.basename(args.file)}; llvm-mca {version}). **Nothing here was measured on a board.** What a kernel",
-        "needs is computed from the instructions that ship, with their scales, reductions, epilogue and addresses; the",
-        "caches are taken to keep up. Repeat it on a board with `python bench/kernels.py` and `pyengine-cli bench`.", "",
+        "    make wheels WHEELS=manylinux-aarch64 && python bench/mca.py --write bench/ARM.md", "",
+        f"writes this page from the objects that are linked into the wheel (llvm-mca {version}). **Nothing here was measured on a",
+        "board.** What a kernel needs is computed from the instructions that ship, with their scales, reductions, epilogue and",
+        "addresses; caches are taken to keep up. On a board, `python bench/kernels.py` and `pyengine-cli bench` measure it.", "",
         "## One token: cycles per block of one row, and bytes of weights per cycle", "",
         "| type | " + " | ".join(f"{what} ({tier})" for what, tier in CORES.values()) + " |",
         "|---|" + "---|" * len(CORES),
@@ -272,8 +264,8 @@ def document(args, rates, rows, macs_of):
     for board in BOARDS:
         need = board.bus / board.ghz / board.at
         out += ["", f"## {board.name}: {board.cores} x {CORES[board.core][0].split(':')[0]} at {board.ghz} GHz", "",
-                f"The bus gives {board.bus} GB/s ({board.source}). {board.at} cores take it all if a kernel reads {need:.2f} bytes",
-                "a cycle; below that the kernel is the limit (marked).", "",
+                f"The bus gives {board.bus} GB/s: {board.source}.",
+                f"{board.at} cores take it all if a kernel reads {need:.2f} bytes a cycle; below that the kernel is the limit (marked).", "",
                 f"| type | GB/s of {board.at} cores | of the bus |", "|---|---|---|"]  # fmt: skip
         for wtype, _ in rows:
             gb = rates[wtype, board.core] * board.ghz * board.at
@@ -287,21 +279,26 @@ def document(args, rates, rows, macs_of):
                 cells.append(f"{rate:.1f} ({share:.2f})")
             out.append(f"| {name} | " + " | ".join(cells) + " |")
     out += ["", "Rows that are no multiple of 256 (Qwen2.5 0.5B, Gemma 3 1B) have Q5_0 and Q8_0 where the mix says Q4_K and Q6_K.",
-            "Attention, norms and barriers are not in the predictions; at short contexts they are a few per cent."]  # fmt: skip
+            "Attention, norms and barriers are not in the predictions; at short contexts they are a few per cent. Q2_K and Q3_K need a",
+            "third core of a Pi 5 to keep up with its bus; no model above uses them."]  # fmt: skip
     return "\n".join(out) + "\n"
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("file")
+    p.add_argument("objects", nargs="?", type=pathlib.Path, default=pathlib.Path("build/wheels/manylinux-aarch64"))
     p.add_argument("--mca", default="llvm-mca-19")
     p.add_argument("--objdump", default="llvm-objdump-19")
     p.add_argument("--write", metavar="FILE")
     p.add_argument("--readelf", default="llvm-readelf-19")
     p.add_argument("--show", metavar="TYPE/TIER/CORE", help="llvm-mca's whole report of one loop, for example Q4_0/dotprod/neoverse-n1")
     args = p.parse_args()
-    with tempfile.TemporaryDirectory() as tmp:
-        found = functions(args, elf_of(args.file, tmp))
+    objects = [path for tier in ("neon", "dotprod") for path in args.objects.rglob(f"mm_*_{tier}.o")]
+    if not objects:
+        raise SystemExit(f"{args.objects} holds no mm_*_neon.o: make wheels WHEELS=manylinux-aarch64 makes them")
+    found = {}
+    for path in objects:
+        found.update(functions(args, path))
     if args.show:
         wtype, tier, core = args.show.split("/")
         code, first, last, _ = one_token(found, wtype, tier)
