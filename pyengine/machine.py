@@ -319,8 +319,9 @@ def _left_by_limits() -> list:
         page = resource.getpagesize()
         sizes = [int(n) * page for n in read("/proc/self/statm").split()]
         pairs = [(resource.getrlimit(resource.RLIMIT_AS)[0], sizes[0]), (resource.getrlimit(resource.RLIMIT_DATA)[0], sizes[5])]
-        if sys.maxsize < 1 << 32:        # addresses of 32 bits, of which the kernel may keep a quarter
-            pairs.append((3 << 30, sizes[0]))
+        if sys.maxsize < 1 << 32:        # addresses of 32 bits, of which the kernel may keep a quarter; statm is the emulator's under qemu
+            spans = [line.split(None, 1)[0].split("-") for line in read("/proc/self/maps").splitlines()]
+            pairs.append((3 << 30, sum(int(end, 16) - int(start, 16) for start, end in spans)))
         return [max(0, most - used) for most, used in pairs if most != resource.RLIM_INFINITY]
     except (ImportError, OSError, ValueError, IndexError):
         return []
