@@ -98,7 +98,8 @@ def need(programs):
     with alone(cache() / "apt.lock"):
         tell(f"installing {' '.join(missing)}")
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        command("apt-get", "-q", "update", env=quiet)
+        # one of the host's sources that cannot be reached need not be the one that has them
+        subprocess.run(["apt-get", "-q", "update"], env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         command("apt-get", "-q", "-y", "--no-install-recommends", "install", *missing, env=quiet)
 
 
