@@ -97,7 +97,7 @@ class BuildNative(build_ext):
         try:
             super().build_extensions()
         except CompileError as e:
-            raise CompileError(f"{e}\npyengine's C code did not compile; it needs gcc 9 or clang 10, or newer. "
+            raise CompileError(f"{e}\npyengine's C code did not compile; it needs gcc 11 or clang 12, or newer (AVX-VNNI; 64-bit ARM: gcc 10 or clang 11, i8mm). "
                                f"The compiler's own message is above.") from e
 
 
