@@ -23,7 +23,7 @@ test: $(VENV)/.test $(VENV)/.native models
 test-long: $(VENV)/.test $(VENV)/.wheels $(VENV)/.native models
 	$(BIN)/python -m pytest -m "long and not campaign" $(TESTS)
 
-# The wheels on emulated CPUs: ARM, and x86 without AVX2 (tools/emulate.py). ARM=--short is what CI runs.
+# The wheels on emulated CPUs: ARM, and x86 without AVX2 (tools/emulate.py). ARM=--short is what CI runs, ARM="--only smollm2" some of it.
 test-arm: $(VENV)/.test $(VENV)/.wheels $(VENV)/.native models
 	$(BIN)/python tools/emulate.py test $(ARM)
 

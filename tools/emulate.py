@@ -2,7 +2,7 @@
 """pyengine on processors that are not here, by qemu-user.
 
     python tools/emulate.py run --cpu cortex-a76 -- -m pytest tests/kernels -k q4_0
-    python tools/emulate.py test [--short]      make test-arm
+    python tools/emulate.py test [--short] [--only smollm2]      make test-arm
 
 `test` builds the wheels, unpacks them beside emulated Pythons and runs there the kernel tests of every NEON tier,
 tiny models and (not --short) the real models, whose logits must have the bits that they have here. `run` gives the emulated Python the command line behind `--`, with the working tree's pyengine compiled for that
@@ -301,7 +301,9 @@ def test(options):
             print(fault, flush=True)
         if any(isinstance(look, str) for look in found.values()):
             return 1
-        work = jobs(options, found)
+        work = [job for job in jobs(options, found) if not options.only or re.search(options.only, f"{job.cpu} {job.name}")]
+        if not work:
+            fail(f"--only {options.only!r} leaves no job")
         tell(f"{len(work)} jobs after {time.monotonic() - started:.0f} s")
 
         def one(job):
@@ -330,6 +332,7 @@ def main():
     p.set_defaults(work=run)
     p = commands.add_parser("test", help="the wheels on every CPU of the list: kernels, tiny models, real models")
     p.add_argument("--short", action="store_true", help="kernels of the NEON tiers and tiny models only")
+    p.add_argument("--only", metavar="REGEX", help="jobs whose 'CPU NAME' it finds: 'a53 kernels', 'smollm2'")
     p.add_argument("--gcc", action="store_true", help="what Debian's cross gcc makes of the tree instead of wheels")
     p.set_defaults(work=test)
     options = parser.parse_args()
