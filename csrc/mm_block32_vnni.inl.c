@@ -61,7 +61,7 @@ typedef struct panel {     /* block b; [2]: which half of the rows */
   vi w[CHUNK][8][2];
   vf d[CHUNK][2], m[CHUNK][2];
   vf sums[TOKENS][2];
-  int32_t start[TOKENS][CHUNK];  /* -OFFSET*asum; for types with a minimum (float)asum */
+  int32_t start[CHUNK][TILE];  /* of a tile's tokens: -OFFSET*asum; for types with a minimum (float)asum */
 } panel;
 _Static_assert(sizeof(panel) <= PE_SCRATCH, "panel and sums fit the scratch");
 
@@ -76,32 +76,33 @@ INLINE void fill_panel(int T, panel *p, const pe_lanes l[2], int64_t b0, int n, 
     }
 }
 
-INLINE void fill_start(int T, panel *p, const pe_mm *a, int64_t b0, int n, int64_t t0, int64_t t1) {
-  for (int64_t t = t0; t < t1; t++) {
-    const int32_t *asum = pe_act_s32(a->x + t * a->x_stride, a->k) + b0;
+/* The loop needs a register for each token's row, and hiding where they come from makes gcc keep them:
+ * starts token by token and scales by pointers of their own were eight more, which it parked in vector
+ * registers (a move back takes a multiplier's port: 10 of 186 operations a block). */
+INLINE void tile(int T, int NT, panel *p, const pe_mm *a, int64_t b0, int n, int64_t t, int64_t t0) {
+  const uint8_t *x[8];
+  PE_UNROLL
+  for (int i = 0; i < NT; i++) {
+    x[i] = a->x + (t + i) * a->x_stride;
+    const int32_t *asum = pe_act_s32(x[i], a->k) + b0;
     for (int b = 0; b < n; b++) {
       float f = (float)asum[b];
-      if (AFFINE(T)) memcpy(&p->start[t - t0][b], &f, 4);
-      else p->start[t - t0][b] = -OFFSET(T) * asum[b];
+      if (AFFINE(T)) memcpy(&p->start[b][i], &f, 4);
+      else p->start[b][i] = -OFFSET(T) * asum[b];
     }
+    __asm__("" : "+r"(x[i]));
   }
-}
-
-INLINE void tile(int T, int NT, panel *p, const pe_mm *a, int64_t b0, int n, int64_t t, int64_t t0) {
-  const int64_t stride = a->x_stride;  /* here: the stores of sums might change it, for all a compiler knows */
-  const uint8_t *x = a->x + t * stride, *xd = (const uint8_t *)(pe_act_d(x, a->k) + b0);
+  const int64_t q = pe_act_q(a->x) - (const int8_t *)a->x + 32 * b0, xd = (const uint8_t *)(pe_act_d(a->x, a->k) + b0) - a->x;
   vf (*sums)[2] = p->sums + (t - t0);
-  int32_t (*start)[CHUNK] = p->start + (t - t0);
-  for (int b = 0; b < n; b++) {
-    const int8_t *q = pe_act_q(x) + 32 * (b0 + b);
+  for (int64_t b = 0; b < n; b++) {
     vi s[8][2];
     PE_UNROLL
-    for (int i = 0; i < NT; i++) s[i][0] = s[i][1] = AFFINE(T) ? vi_zero() : vi_set32(start[i][b]);
+    for (int i = 0; i < NT; i++) s[i][0] = s[i][1] = AFFINE(T) ? vi_zero() : vi_set32(p->start[b][i]);
     PE_UNROLL
     for (int c = 0; c < 8; c++)
       PE_UNROLL
       for (int i = 0; i < NT; i++) {
-        vi e = pe_bcast32(q + i * stride + 4 * c);
+        vi e = pe_bcast32(x[i] + (q + 32 * b) + 4 * c);
         s[i][0] = vi_dp4(s[i][0], p->w[b][c][0], e);
         s[i][1] = vi_dp4(s[i][1], p->w[b][c][1], e);
         pe_pin(&s[i][0]);
@@ -109,7 +110,7 @@ INLINE void tile(int T, int NT, panel *p, const pe_mm *a, int64_t b0, int n, int
       }
     PE_UNROLL
     for (int i = 0; i < NT; i++) {
-      vf d = vf_bits(pe_bcast32(xd + i * stride + 4 * b)), asum = AFFINE(T) ? vf_bits(vi_set32(start[i][b])) : vf_zero();
+      vf d = vf_bits(pe_bcast32(x[i] + (xd + 4 * b))), asum = AFFINE(T) ? vf_bits(vi_set32(p->start[b][i])) : vf_zero();
       PE_UNROLL
       for (int v = 0; v < 2; v++) sums[i][v] = finish(T, sums[i][v], s[i][v], p->d[b][v], p->m[b][v], d, asum);
     }
@@ -130,7 +131,6 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
     /* meanwhile fetch the next panel: the next columns, or the next rows */
     int64_t ahead = b0 + CHUNK < n_blocks ? CHUNK * BYTES(T) : 2 * LANES * a->w_stride - b0 * BYTES(T);
     fill_panel(T, p, l, b0, n, ahead);
-    fill_start(T, p, a, b0, n, t0, t1);
     int64_t t = t0;
     for (; t + TILE <= t1; t += TILE) tile(T, TILE, p, a, b0, n, t, t0);
     if (TILE == 8 && t1 - t >= 4) tile(T, 4, p, a, b0, n, t, t0), t += 4;
