@@ -16,7 +16,6 @@ import sys
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MIRROR = os.environ.get("PYENGINE_DEBIAN", "http://deb.debian.org/debian")
 SUITE, PYTHON = "bookworm", "3.11"
 KEYRING = pathlib.Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
@@ -103,6 +102,16 @@ def need(programs):
         command("apt-get", "-q", "-y", "--no-install-recommends", "install", *missing, env=quiet)
 
 
+def mirror():
+    """Debian's archive: PYENGINE_DEBIAN, else where this machine's own apt has Debian from."""
+    if given := os.environ.get("PYENGINE_DEBIAN"):
+        return given
+    for line in command("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)", "Created-By: Packages").splitlines():
+        if line.split()[1:] == [SUITE, "main"]:
+            return line.split()[0]
+    fail(f"apt has no source of Debian {SUITE} here: name a mirror of it, PYENGINE_DEBIAN=http://.../debian")
+
+
 class Environment:
     """One machine's root file system and site-packages; `ready()` makes them unless they are there."""
 
@@ -114,7 +123,7 @@ class Environment:
     def ready(self):
         m = self.machine
         need({m.qemu: "qemu-user", "dpkg": "dpkg", str(KEYRING): "debian-archive-keyring"})
-        recipe = repr((MIRROR, SUITE, INTERPRETER, m))
+        recipe = repr((SUITE, INTERPRETER, m))
         stamp = self.home / "made"
         with alone(cache() / f"{m.name}.lock"):
             if not stamp.exists() or stamp.read_text() != recipe:
@@ -132,7 +141,7 @@ class Environment:
         for folder in ("lists/partial", "cache/archives/partial", "parts", "debs"):
             (at / folder).mkdir(parents=True)
         (at / "status").touch()
-        (at / "sources.list").write_text(f"deb [arch={m.debian} signed-by={KEYRING}] {MIRROR} {SUITE} main\n")
+        (at / "sources.list").write_text(f"deb [arch={m.debian} signed-by={KEYRING}] {mirror()} {SUITE} main\n")
         (at / "apt.conf").write_text(
             f'APT::Architecture "{m.debian}";\nAPT::Architectures {{ "{m.debian}"; }};\nAPT::Sandbox::User "";\n'
             f'Dir::State::lists "{at}/lists";\nDir::State::status "{at}/status";\nDir::Cache "{at}/cache";\n'
