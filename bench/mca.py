@@ -23,6 +23,10 @@ import re
 import subprocess
 import sys
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+
+from synthetic import SHAPES, Shape, tensors  # noqa: E402
+
 ITERATIONS = 200
 ELEMENTS = {"Q4_0": 32, "Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q8_0": 32, "IQ4_NL": 32, "MXFP4": 32}  # others: 256
 BYTES = {  # of a block
@@ -139,47 +143,24 @@ def cycles(mca, core, code, first, last):
 # ---- models -----------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    n_embd: int
-    n_layer: int
-    n_head: int
-    n_head_kv: int
-    d_head: int
-    n_ff: int
-    n_vocab: int
-    tied: bool
-
-
 MODELS = {
-    "TinyLlama 1.1B": Shape(2048, 22, 32, 4, 64, 5632, 32000, False),
-    "Llama 3.2 1B": Shape(2048, 16, 32, 8, 64, 8192, 128256, True),
-    "Qwen2.5 0.5B": Shape(896, 24, 14, 2, 64, 4864, 151936, True),
-    "Gemma 3 1B": Shape(1152, 26, 4, 1, 256, 6912, 262144, True),
+    "TinyLlama 1.1B": Shape(2048, 22, 32, 4, 64, 5632, False, 1.0, 32000),
+    "Llama 3.2 1B": SHAPES["llama-1b"],
+    "Qwen2.5 0.5B": Shape(896, 24, 14, 2, 64, 4864, True, 1.0, 151936),
+    "Gemma 3 1B": Shape(1152, 26, 4, 1, 256, 6912, True, 1.0, 262144),
 }
 FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # llama.cpp's, where a row is not a multiple of 256
 
 
 def read_per_token(shape, mix):
-    """{type: bytes} of the weights that one token reads."""
-    s, out = shape, {}
-
-    def matrix(rows, columns, wtype):
-        if wtype in FALLBACK and columns % 256:
+    """{type: bytes} of the weights that one token reads: every matrix but an embedding that is not the head too."""
+    out = {}
+    for name, rows, columns, wtype, _ in tensors(shape, mix):
+        if wtype == "F32" or (name == "token_embd.weight" and not shape.tied):
+            continue
+        if columns % ELEMENTS.get(wtype, 256):
             wtype = FALLBACK[wtype]
-        per_block = ELEMENTS.get(wtype, 256)
-        out[wtype] = out.get(wtype, 0) + rows * (columns // per_block) * BYTES[wtype]
-
-    head = "Q8_0" if mix == "Q8_0" else "Q6_K"
-    matrix(s.n_vocab, s.n_embd, head)
-    plain = {"Q4_K_M": "Q4_K"}.get(mix, mix)
-    for i in range(s.n_layer):
-        more = mix == "Q4_K_M" and (i < s.n_layer // 8 or i >= 7 * s.n_layer // 8 or (i - s.n_layer // 8) % 3 == 2)
-        better = "Q6_K" if more else plain
-        q, kv = s.n_head * s.d_head, s.n_head_kv * s.d_head
-        for rows, columns, wtype in ((q, s.n_embd, plain), (kv, s.n_embd, plain), (kv, s.n_embd, better), (s.n_embd, q, plain),
-                                     (s.n_ff, s.n_embd, plain), (s.n_ff, s.n_embd, plain), (s.n_embd, s.n_ff, better)):  # fmt: skip
-            matrix(rows, columns, wtype)
+        out[wtype] = out.get(wtype, 0) + rows * (columns // ELEMENTS.get(wtype, 256)) * BYTES[wtype]
     return out
 
 
