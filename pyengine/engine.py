@@ -35,13 +35,16 @@ class Request:
     rows: a float32 array [len(prompt), n_vocab] that receives the logits of every position.
     on_token(sampled) -> bool: called for each token that is kept; true ends the request with "stop".
     on_end(): called once, when finish_reason or error is set.
+    sequence: which of the answers to its prompt this is; parent: the request whose prompt it shares.
+    priority, key: who goes first, see schedule.py. salt: the cache is shared under an equal one only.
+    deadline: a moment of the monotonic clock. constraint: what the answer has to follow (grammar.py).
     """
 
-    __slots__ = ("prompt", "tokens", "sampler", "max_tokens", "end_ids", "rows", "on_token", "on_end", "seq",
-                 "finish_reason", "error", "added", "started", "prompted", "ended")
+    __slots__ = ("prompt", "tokens", "sampler", "max_tokens", "end_ids", "rows", "on_token", "on_end", "seq", "sequence", "salt",
+                 "deadline", "constraint", "cached", "finish_reason", "error", "added", "started", "prompted", "ended")
 
-    def __init__(self, prompt, *, sampler=None, max_tokens=None, end_ids=frozenset(), rows=None,
-                 on_token=None, on_end=None):
+    def __init__(self, prompt, *, sampler=None, max_tokens=None, end_ids=frozenset(), rows=None, on_token=None, on_end=None,
+                 sequence=0, parent=None, priority=0, key="", salt="", deadline=None, constraint=None):
         self.prompt = list(prompt)
         self.tokens = []             # what was generated and kept; the token that ends a turn is not
         self.sampler = sampler
@@ -49,8 +52,11 @@ class Request:
         self.end_ids = end_ids
         self.rows = rows
         self.on_token, self.on_end = on_token, on_end
-        self.seq = Sequence(self.prompt, wanted_from=None if rows is None else 0, owner=self)
-        self.finish_reason = None    # "stop", "length"; None while it runs, after an error, and when cancelled
+        self.sequence, self.salt, self.deadline, self.constraint = sequence, salt, deadline, constraint
+        self.seq = Sequence(self.prompt, wanted_from=None if rows is None else 0, owner=self, priority=priority, key=key,
+                            parent=None if parent is None else parent.seq)
+        self.cached = 0              # positions of the prompt that were not computed
+        self.finish_reason = None    # "stop", "length", "deadline"; None while it runs, after an error, and when cancelled
         self.error = None
         self.added = self.started = self.prompted = self.ended = None    # seconds of the monotonic clock
 
@@ -73,6 +79,10 @@ class Engine:
         self.scheduler = Scheduler(self.cache, max_seqs=program.max_seqs, max_tokens=program.max_tokens,
                                    max_wanted=program.max_wanted)
         self.current = ()            # requests of the step that runs now
+        self.fault = None            # what ended the last step, if it did not run
+        self.n_live = 0              # requests that were added and have not ended
+        self.counters = dict.fromkeys(("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "proposed",
+                                       "accepted"), 0)
         self._rows_per_second = None # of steps that held prompts
 
     @property
@@ -88,12 +98,21 @@ class Engine:
     def add(self, request: Request) -> None:
         assert 0 < len(request.prompt) <= self.n_ctx, "checked by whoever takes requests from outside"
         request.added = time.monotonic()
+        self.n_live += 1
         self.scheduler.add(request.seq)
 
     def cancel(self, request: Request, error=None) -> None:
         """Ends a request between steps, with no finish_reason."""
         if not request.done:
             self._end(request, error=error)
+
+    def stats(self) -> dict:
+        """Integers: what runs and waits, pages per group, counters."""
+        cache, scheduler = self.cache, self.scheduler
+        free = cache.free
+        return {"running": len(scheduler.running), "waiting": len(scheduler.waiting), "pages_total": list(cache.n_pages),
+                "pages_used": [n - f for n, f in zip(cache.n_pages, free)], "pages_cached": [0] * len(free), "pages_free": list(free),
+                **self.counters, "evictions": 0}
 
     def step(self) -> None:
         """Schedule, run, sample, commit."""
@@ -121,11 +140,14 @@ class Engine:
             self.program.stop(False)
             return                   # nothing was committed; who is still wanted is planned again
         except Exception as e:
+            self.fault = e
             for c in chunks:
                 self._end(c.seq.owner, error=e)
             return
         finally:
             self.current = ()
+        self.fault = None
+        self.counters["steps"] += 1
         now = time.monotonic()
         if len(tokens) > len(chunks):
             rate = len(tokens) / max(now - begin, 1e-6)
@@ -169,10 +191,11 @@ class Engine:
         if request.max_tokens == 0 or len(seq.tokens) >= self.n_ctx:
             self._end(request, "length")
             return
-        sampled = request.sampler.sample(logits.address(i), request.prompt, request.tokens, len(seq.tokens))
+        sampled = request.sampler.sample(logits.address(i), request.prompt, request.tokens, len(seq.tokens), request.sequence)
         if sampled.token in request.end_ids:
             self._end(request, "stop")
             return
+        self.counters["generated_tokens"] += 1
         request.tokens.append(sampled.token)
         seq.tokens.append(sampled.token)
         if request.on_token is not None and request.on_token(sampled):
@@ -185,6 +208,7 @@ class Engine:
             return
         request.finish_reason, request.error = finish_reason, error
         request.ended = time.monotonic()
+        self.n_live -= request.added is not None
         if request.seq.state != DONE:
             self.scheduler.remove(request.seq)
         if request.on_end is not None:

@@ -6,7 +6,11 @@
     ├── TokenizerError(ValueError)       a vocabulary or text that cannot be encoded
     ├── TemplateError(ValueError)        a chat template is absent, does not compile or raises
     ├── RequestError(ValueError)         a parameter of a call is wrong       .param
-    │   └── ContextError                 the prompt alone does not fit        .n_prompt .n_ctx
+    │   ├── ContextError                 the prompt alone does not fit        .n_prompt .n_ctx
+    │   └── GrammarError                 a schema, regex or grammar cannot be honoured
+    ├── QueueFullError                   too many requests wait already       .n_waiting .limit
+    ├── DeadlineError(TimeoutError)      the deadline passed before the first token
+    ├── SessionError(ValueError)         a state file of another model or other settings, or damaged
     ├── MemoryBudgetError(MemoryError)   this machine has not the memory that was asked for
     ├── FileChangedError(OSError)        the model file changed while it was in use
     ├── ClosedError(RuntimeError)        used after close(), or in a forked child
@@ -54,6 +58,25 @@ class ContextError(RequestError):
         super().__init__(message, param="prompt")
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx
+
+
+class GrammarError(RequestError):
+    pass
+
+
+class QueueFullError(PyengineError):
+    def __init__(self, message: str, *, n_waiting: int, limit: int):
+        super().__init__(message)
+        self.n_waiting = n_waiting
+        self.limit = limit
+
+
+class DeadlineError(PyengineError, TimeoutError):
+    pass
+
+
+class SessionError(PyengineError, ValueError):
+    pass
 
 
 class MemoryBudgetError(PyengineError, MemoryError):

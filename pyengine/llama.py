@@ -18,9 +18,8 @@ import weakref
 from . import fit, machine, tune as tuning
 from .errors import ContextError, MemoryBudgetError, RequestError, TemplateError
 from .gguf import GGUF
+from .request import CONSTRAINTS, ids, is_int, options as checked, takes_options, whole
 
-MAX_STOPS = 16             # stop strings per request ...
-MAX_STOP_BYTES = 1024      # ... and bytes of each
 MAX_PROMPTS = 1024         # prompts of one generate() call
 
 
@@ -37,6 +36,11 @@ class Llama:
                  else all cores within affinity and quota
     n_batch      most tokens of one step
     kv_type      type of the KV cache, "f16" or "q8_0"
+    cache_tokens positions that the KV cache holds for all sequences together; None: max_seqs whole sequences, or what memory has room for
+    prefix_cache keep what was computed while there is room: a prompt that begins like an earlier one computes only the rest
+    max_queue    requests that may wait for their turn; one more is a QueueFullError. None: any number
+    speculate    "lookup" guesses tokens from the text itself, where that pays; the path of a small model of the same vocabulary guesses
+                 with it; None does not
     mmap         False reads the weights into private memory: they cannot change under us
     mlock        keep the weights from being swapped out; a failure warns once
     verbose      say on stderr what was loaded and chosen
@@ -47,15 +51,20 @@ class Llama:
     requests run in the same steps. Close it, or use it in a with block.
     """
 
-    def __init__(self, model_path, *, n_ctx=None, max_seqs=4, n_threads=None, n_threads_batch=None, n_batch=512, kv_type="f16", mmap=True,
-                 mlock=False, verbose=False, fuse=True, isa=None, profile=False, tune=True):
+    def __init__(self, model_path, *, n_ctx=None, max_seqs=4, n_threads=None, n_threads_batch=None, n_batch=512, kv_type="f16",
+                 cache_tokens=None, prefix_cache=True, max_queue=None, speculate="lookup", mmap=True, mlock=False, verbose=False, fuse=True,
+                 isa=None, profile=False, tune=True):
         self._close = None
         auto = isinstance(n_ctx, str) and n_ctx == "auto"
-        n_ctx = 0 if auto else _whole("n_ctx", n_ctx, 0, fit.MAX_CTX, none=True) or None     # 0: fill memory, and say nothing
-        max_seqs = _whole("max_seqs", max_seqs, 1, 1024)
-        n_batch = _whole("n_batch", n_batch, 1, 1 << 16)
-        n_threads = _whole("n_threads", n_threads, 1, 1024, none=True)
-        n_threads_batch = _whole("n_threads_batch", n_threads_batch, 1, 1024, none=True)
+        n_ctx = 0 if auto else whole("n_ctx", n_ctx, 0, fit.MAX_CTX, none=True) or None     # 0: fill memory, and say nothing
+        max_seqs = whole("max_seqs", max_seqs, 1, 1024)
+        n_batch = whole("n_batch", n_batch, 1, 1 << 16)
+        n_threads = whole("n_threads", n_threads, 1, 1024, none=True)
+        n_threads_batch = whole("n_threads_batch", n_threads_batch, 1, 1024, none=True)
+        self.cache_tokens = whole("cache_tokens", cache_tokens, 1, fit.MAX_CTX, none=True)
+        self.prefix_cache = bool(prefix_cache)
+        max_queue = whole("max_queue", max_queue, 0, 1 << 30, none=True)
+        self.speculate = _proposer(speculate)
         self.verbose = bool(verbose)
         self.model_path = find(model_path)
         if not mmap:
@@ -88,7 +97,7 @@ class Llama:
         except BaseException:
             self._gguf.close()
             raise
-        self._thread = EngineThread(engine)
+        self._thread = EngineThread(engine, max_queue=max_queue)
         self._close = weakref.finalize(self, _close, self._thread, self._gguf)
         self._lock = threading.RLock()
         self._tokenizer = None
@@ -100,40 +109,66 @@ class Llama:
 
     # ---- answers -----------------------------------------------------------------
 
-    def generate(self, prompt=None, *, max_tokens=None, stream=False, stop=None, temperature=0.8, top_k=40, top_p=0.95,
-                 min_p=0.05, typical_p=1.0, repeat_penalty=1.0, repeat_last_n=64, presence_penalty=0.0,
-                 frequency_penalty=0.0, logit_bias=None, seed=None, logprobs=None, processors=(), ignore_eos=False):
+    @takes_options
+    def generate(self, prompt=None, *, stream=False, **options):
         """Continues a prompt: a text, token ids, or None for the beginning-of-sequence token alone.
 
         A list of texts, or of lists of ids, is answered by a list in the same order; all run
-        together, each as if it were alone. max_tokens None or -1: to the end of the turn or of
-        the context; 0: the prompt is computed and the text is empty. stop: a string or up to 16.
-        stream: an iterator of str pieces (a list of them for a list) with close() and, at
-        its end, result.
+        together, each as if it were alone. n > 1: a list, so many answers to each prompt, prompt by
+        prompt, the first of them the one that n=1 gives. stream: an iterator of str pieces (a list of them for
+        several answers) with close() and, at its end, result.
+
+        max_tokens None or -1: to the end of the turn or of the context; 0: the prompt is computed
+        and the text is empty. stop: a string or up to 16. json_schema, regex, grammar (GBNF), lark:
+        what the answer has to follow. priority: 0, or 1 for what may wait for others. key: whose
+        request it is; keys take turns. salt: prompts share what is cached only under an equal salt.
+        deadline: seconds; a request that has no token by then is a DeadlineError, another ends
+        with what there is and finish_reason "deadline".
         """
-        params = self._params(temperature, top_k, top_p, min_p, typical_p, repeat_penalty, repeat_last_n,
-                              presence_penalty, frequency_penalty, logit_bias, seed, logprobs, processors)
-        several = isinstance(prompt, (list, tuple)) and not all(_is_int(t) for t in prompt)
+        several = isinstance(prompt, (list, tuple)) and not all(is_int(t) for t in prompt)
         if isinstance(prompt, (list, tuple)) and not prompt:
             raise RequestError("prompt: an empty list is neither tokens nor prompts", param="prompt")
-        if several and len(prompt) > MAX_PROMPTS:
-            raise RequestError(f"prompt: {len(prompt)} prompts, at most {MAX_PROMPTS} in one call", param="prompt")
+        self._thread.check_open()
         prompts = [self._prompt(p) for p in (prompt if several else [prompt])]
-        out = self._answer(prompts, params, max_tokens, stream, stop, logprobs, ignore_eos)
-        return out if several else out[0]
+        return self._answers(prompts, stream, several, options)
 
-    def chat(self, messages, *, max_tokens=None, stream=False, stop=None, temperature=0.8, top_k=40, top_p=0.95,
-             min_p=0.05, typical_p=1.0, repeat_penalty=1.0, repeat_last_n=64, presence_penalty=0.0,
-             frequency_penalty=0.0, logit_bias=None, seed=None, logprobs=None, processors=(), ignore_eos=False,
-             template_variables=None):
+    @takes_options
+    def chat(self, messages, *, stream=False, template_variables=None, **options):
         """Answers a conversation [{"role": ..., "content": ...}, ...] in the file's own chat template.
 
         template_variables: further variables for the template. The rest as in generate().
         """
-        params = self._params(temperature, top_k, top_p, min_p, typical_p, repeat_penalty, repeat_last_n,
-                              presence_penalty, frequency_penalty, logit_bias, seed, logprobs, processors)
-        tokens = self.chat_tokens(messages, template_variables)
-        return self._answer([tokens], params, max_tokens, stream, stop, logprobs, ignore_eos)[0]
+        return self._answers([self.chat_tokens(messages, template_variables)], stream, False, options)
+
+    @takes_options
+    def start(self, prompts, *, notify=None, **options) -> list:
+        """Starts the answers to prompts, lists of ids: a Job for each, n for each prompt, prompt by prompt.
+
+        A Job is taken from (take()) and waited for (ended) by whoever likes; notify(job) is called, on
+        the engine's thread, when there is something new to take or the end. The rest as in generate().
+        """
+        from .stream import Job
+
+        self._thread.check_open()
+        o, tokenizer = checked(options), self.tokenizer
+        if not isinstance(prompts, (list, tuple)) or not prompts or len(prompts) * o.n > MAX_PROMPTS:
+            raise RequestError(f"prompt: {len(prompts) if isinstance(prompts, (list, tuple)) else type(prompts).__name__} prompts with n={o.n}, "
+                               f"1 to {MAX_PROMPTS} answers are expected of one call", param="prompt")
+        prompts, params = [self._prompt(list(p)) for p in prompts], o.params(tokenizer)
+        constraint = self._constraint(o)
+        jobs = []
+        for tokens in prompts:
+            sampler = self._sampler(params)
+            parent = None
+            for sequence in range(o.n):
+                job = Job(tokens, tokenizer=tokenizer, stops=o.stop, logprobs=o.logprobs is not None, notify=notify,
+                          sampler=sampler, max_tokens=o.max_tokens, end_ids=frozenset() if o.ignore_eos else tokenizer.end_ids,
+                          sequence=sequence, parent=parent, priority=o.priority, key=o.key, salt=o.salt, deadline=o.deadline,
+                          constraint=constraint and constraint.fork())
+                parent = parent or job.request
+                jobs.append(job)
+        self._thread.submit(jobs)
+        return jobs
 
     def chat_tokens(self, messages, template_variables=None) -> list:
         """The prompt that chat() would compute for these messages."""
@@ -153,7 +188,7 @@ class Llama:
     def detokenize(self, tokens, *, special=False) -> str:
         """Text of ids; control tokens are empty unless `special`."""
         self._thread.check_open()
-        return self.tokenizer.decode(self._ids(tokens), special=special)
+        return self.tokenizer.decode(ids(tokens, self.tokenizer.n_vocab), special=special)
 
     def logits(self, tokens):
         """numpy float32 [len(tokens), n_vocab]: row i is the distribution after tokens[:i+1]."""
@@ -161,7 +196,7 @@ class Llama:
 
         from .stream import Job, wait
 
-        tokens = self._fit(self._ids(tokens))
+        tokens = self._fit(ids(tokens, self.tokenizer.n_vocab))
         if not tokens:
             raise RequestError("tokens: empty, expected at least one id", param="tokens")
         rows = numpy.empty((len(tokens), self._program.n_vocab), dtype=numpy.float32)
@@ -198,6 +233,19 @@ class Llama:
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template() is not None
+
+    def stats(self) -> dict:
+        """What runs and waits, the cache's pages, and counters since the model was opened."""
+        return self._thread.stats()
+
+    def call(self, function):
+        """function() run on the engine's thread between two steps: for what has to see nothing move, such as sessions."""
+        return self._thread.call(function)
+
+    @property
+    def healthy(self) -> bool:
+        """False once it cannot answer any more: closed, its file changed, or its thread ended."""
+        return self._thread.healthy
 
     @property
     def gguf(self):
@@ -260,18 +308,6 @@ class Llama:
                     self._template = (chat.from_gguf(self._gguf, self.tokenizer),)
         return self._template[0]
 
-    def _params(self, temperature, top_k, top_p, min_p, typical_p, repeat_penalty, repeat_last_n, presence_penalty,
-                frequency_penalty, logit_bias, seed, logprobs, processors):
-        from .sampling import Params
-
-        self._thread.check_open()
-        return Params(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
-            repeat_penalty=repeat_penalty, repeat_last_n=repeat_last_n, presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty, logit_bias=logit_bias, seed=seed, logprobs=logprobs,
-            processors=processors,
-        ).validated(self.tokenizer.n_vocab, lambda text: self.tokenizer.encode(text, special=True, add_bos=False))
-
     def _prompt(self, prompt) -> list:
         """Ids of one prompt, checked against the vocabulary and the context."""
         tokenizer = self.tokenizer
@@ -280,7 +316,7 @@ class Llama:
         elif isinstance(prompt, str):
             tokens = tokenizer.encode(prompt, special=True)
         elif isinstance(prompt, (list, tuple)):
-            tokens = self._ids(prompt)
+            tokens = ids(prompt, tokenizer.n_vocab)
             if not tokens:
                 raise RequestError("prompt: an empty list of tokens", param="prompt")
         else:
@@ -293,45 +329,38 @@ class Llama:
             tokens = [tokenizer.bos]
         return self._fit(tokens)
 
-    def _ids(self, tokens) -> list:
-        n = self.tokenizer.n_vocab
-        out = []
-        for i, t in enumerate(tokens):
-            if not _is_int(t) or not 0 <= t < n:
-                raise RequestError(f"tokens: entry {i} is {t!r}, expected an id of 0..{n - 1}", param="tokens")
-            out.append(int(t))
-        return out
-
     def _fit(self, tokens) -> list:
         if len(tokens) > self.n_ctx:
             raise ContextError(f"the prompt has {len(tokens)} tokens and n_ctx is {self.n_ctx}",
                                n_prompt=len(tokens), n_ctx=self.n_ctx)
         return tokens
 
-    def _answer(self, prompts, params, max_tokens, stream, stop, logprobs, ignore_eos) -> list:
+    def _sampler(self, params):
+        """One per prompt: its answers differ by their sequence alone."""
         from .sampling import Sampler, new_scratch, new_seed
-        from .stream import Job, Stream, wait
 
-        tokenizer = self.tokenizer
-        max_tokens = _whole("max_tokens", max_tokens, -1, None, none=True)
-        if max_tokens == -1:
-            max_tokens = None
-        stops = _stops(stop)
-        end_ids = frozenset() if ignore_eos else tokenizer.end_ids
         n_rows = self._program.n_vocab
         if self._scratch is None:
             self._scratch = new_scratch(n_rows)      # one for all samplers: only the engine thread samples
-        jobs = []
-        for tokens in prompts:
-            self._fit(tokens)
-            seed = new_seed() if params.seed is None else params.seed
-            sampler = Sampler(params, n_rows, seed, min(tokenizer.n_vocab, n_rows), scratch=self._scratch)
-            jobs.append(Job(tokens, tokenizer=tokenizer, stops=stops, logprobs=logprobs is not None, seed=seed,
-                            stream=stream, sampler=sampler, max_tokens=max_tokens, end_ids=end_ids))
-        self._thread.submit(jobs)
-        if stream:
-            return [Stream(self._thread, job) for job in jobs]
-        return wait(self._thread, jobs)
+        seed = new_seed() if params.seed is None else params.seed
+        return Sampler(params, n_rows, seed, min(self.tokenizer.n_vocab, n_rows), scratch=self._scratch)
+
+    def _constraint(self, options):
+        """What the answer has to follow, or None."""
+        given = {name: getattr(options, name) for name in CONSTRAINTS if getattr(options, name) is not None}
+        if not given:
+            return None
+        from . import grammar
+
+        return grammar.constraint(self, **given)
+
+    def _answers(self, prompts, stream, several, options):
+        """One answer, or a list of them if there may be several."""
+        from .stream import Stream, wait
+
+        jobs = self.start(prompts, **options)
+        out = [Stream(self._thread, job) for job in jobs] if stream else wait(self._thread, jobs)
+        return out if several or len(jobs) > 1 else out[0]
 
 
 def _close(thread, gguf) -> None:
@@ -369,32 +398,7 @@ def _room_for_weights(path, free) -> None:
                                 f"may be used; mmap=True uses the file where it lies")
 
 
-def _is_int(value) -> bool:
-    """int and numpy's integers; not bool."""
-    return isinstance(value, int) and not isinstance(value, bool) or (
-        hasattr(value, "__index__") and not isinstance(value, (int, bool)) and type(value).__name__ != "bool_")
-
-
-def _whole(param: str, value, lo: int, hi, none=False):
-    if value is None and none:
-        return None
-    if not _is_int(value) or value < lo or hi is not None and value > hi:
-        bounds = f"{lo}..{hi}" if hi is not None else f"at least {lo}"
-        raise RequestError(f"{param}: found {value!r}, expected a whole number {bounds}"
-                           + (" or None" if none else ""), param=param)
-    return int(value)
-
-
-def _stops(stop) -> list:
-    """None, a string or a list of them; an empty string would stop at once and is refused."""
-    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, (list, tuple)):
-        raise RequestError(f"stop: found {type(stop).__name__}, expected a string or a list of strings", param="stop")
-    if len(stops) > MAX_STOPS:
-        raise RequestError(f"stop: {len(stops)} strings, at most {MAX_STOPS}", param="stop")
-    for s in stops:
-        if not isinstance(s, str) or not s:
-            raise RequestError(f"stop: found {s!r}, expected a string that is not empty", param="stop")
-        if len(s.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
-            raise RequestError(f"stop: a string of {len(s)} characters, at most {MAX_STOP_BYTES} bytes", param="stop")
-    return list(stops)
+def _proposer(speculate):
+    if speculate is not None and not isinstance(speculate, (str, os.PathLike)):
+        raise RequestError(f"speculate: found {speculate!r}, expected 'lookup', the path of a model, or None", param="speculate")
+    return speculate

@@ -26,9 +26,10 @@ WAITING, RUNNING, DONE = "waiting", "running", "done"
 class Sequence:
     """Tokens to compute, in order. `tokens` starts as the prompt and grows by what was sampled."""
 
-    __slots__ = ("tokens", "n_prompt", "wanted_from", "computed", "table", "state", "age", "owner", "n_preempted")
+    __slots__ = ("tokens", "n_prompt", "wanted_from", "computed", "table", "state", "age", "owner", "n_preempted",
+                 "priority", "key", "parent", "draft")
 
-    def __init__(self, tokens, *, wanted_from=None, owner=None):
+    def __init__(self, tokens, *, wanted_from=None, owner=None, priority=0, key="", parent=None):
         """wanted_from: the first position whose logits are wanted; None: the last one of the prompt."""
         assert len(tokens) > 0
         self.tokens = list(tokens)
@@ -40,6 +41,8 @@ class Sequence:
         self.age = -1
         self.owner = owner
         self.n_preempted = 0
+        self.priority, self.key, self.parent = priority, key, parent
+        self.draft = []              # what the next tokens may be: computed along with the last one, counted only if right
 
     @property
     def left(self) -> int:

@@ -36,7 +36,8 @@ ALLOWED = {
     "stream": {"engine", "tokenizer", "chat", "sampling"},
     "tune": {"native", "plan", "catalog", "machine", "__init__"},
     "yardstick": {"native", "machine"},
-    "llama": {"fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
+    "request": {"sampling"},
+    "llama": {"request", "grammar", "fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
     "cli": {"llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }
 HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub")

@@ -339,7 +339,8 @@ def test_long_answers_are_cut_at_the_context(real_model):
     with Llama(real_model("smollm2"), n_ctx=64) as llm:
         prompt = llm.tokenize("word " * 60)[:50]
         c = llm.generate(prompt, max_tokens=1000, ignore_eos=True)
-        assert (c.finish_reason, c.usage) == ("length", {"prompt_tokens": 50, "completion_tokens": 14, "total_tokens": 64})
+        assert (c.finish_reason, c.usage) == (
+            "length", {"prompt_tokens": 50, "completion_tokens": 14, "total_tokens": 64, "cached_tokens": 0})
         assert llm.generate(prompt + prompt[:14], max_tokens=5).usage["completion_tokens"] == 0
         with pytest.raises(pyengine.ContextError) as e:
             llm.generate(prompt + prompt[:15])
@@ -361,7 +362,7 @@ def test_context_sizes(real_model, tiny):
         with Llama(path, n_ctx=300) as llm:
             assert llm.n_ctx == 300
     with Llama(path, n_ctx=1) as llm:
-        assert llm.generate(max_tokens=5).usage == {"prompt_tokens": 1, "completion_tokens": 0, "total_tokens": 1}
+        assert llm.generate(max_tokens=5).usage == {"prompt_tokens": 1, "completion_tokens": 0, "total_tokens": 1, "cached_tokens": 0}
     for bad in (-1, 1.5, "512", True, 1 << 40):
         with pytest.raises(RequestError, match="n_ctx"):
             Llama(path, n_ctx=bad)
