@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Llama": "llama",
+    "AsyncLlama": "aio",
     "Completion": "stream",
     "Stream": "stream",
     "PyengineError": "errors",

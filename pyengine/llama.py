@@ -125,11 +125,7 @@ class Llama:
         deadline: seconds; a request that has no token by then is a DeadlineError, another ends
         with what there is and finish_reason "deadline".
         """
-        several = isinstance(prompt, (list, tuple)) and not all(is_int(t) for t in prompt)
-        if isinstance(prompt, (list, tuple)) and not prompt:
-            raise RequestError("prompt: an empty list is neither tokens nor prompts", param="prompt")
-        self._thread.check_open()
-        prompts = [self._prompt(p) for p in (prompt if several else [prompt])]
+        prompts, several = self.prompts(prompt)
         return self._answers(prompts, stream, several, options)
 
     @takes_options
@@ -169,6 +165,14 @@ class Llama:
                 jobs.append(job)
         self._thread.submit(jobs)
         return jobs
+
+    def prompts(self, prompt) -> tuple:
+        """(lists of ids, whether there are several) of what generate() takes as its prompt."""
+        self._thread.check_open()
+        several = isinstance(prompt, (list, tuple)) and not all(is_int(t) for t in prompt)
+        if isinstance(prompt, (list, tuple)) and not prompt:
+            raise RequestError("prompt: an empty list is neither tokens nor prompts", param="prompt")
+        return [self._prompt(p) for p in (prompt if several else [prompt])], several
 
     def chat_tokens(self, messages, template_variables=None) -> list:
         """The prompt that chat() would compute for these messages."""

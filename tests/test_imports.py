@@ -38,8 +38,9 @@ ALLOWED = {
     "yardstick": {"native", "machine"},
     "request": {"sampling"},
     "llama": {"request", "grammar", "fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
+    "aio": {"llama"},
     "serve": {"aio", "llama", "request", "sampling", "__init__"},
-    "cli": {"llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
+    "cli": {"serve", "llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }
 HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub")
 

@@ -1,0 +1,111 @@
+"""Event streams: `data: ...` as events come, a comment while nothing does, an end when the client has gone or stalls.
+
+Two sides with a bounded buffer between them: one takes events from the dialect's iterator as the engine makes them,
+the other writes. A client that takes nothing for write_seconds, or lets more than stream_buffer bytes of events
+pile up, is cut and its request ended; the others' streams never notice. Not what events hold. Imported by app.
+"""
+import asyncio
+import json
+
+COMMENT = b":\n\n"
+HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
+           (b"x-accel-buffering", b"no")]       # nginx would collect events otherwise
+
+
+def encode(item) -> bytes:
+    """One event. Line breaks inside a string item become lines of the same event."""
+    if not isinstance(item, str):
+        item = json.dumps(item, ensure_ascii=False, separators=(",", ":"))
+        return b"data: " + item.encode("utf-8", "replace") + b"\n\n"
+    return "".join(f"data: {line}\n" for line in item.splitlines() or [""]).encode("utf-8", "replace") + b"\n"
+
+
+class _Buffer:
+    """Events from the iterator, encoded, until they are written."""
+
+    def __init__(self, events, limit, error):
+        self.parts, self.size = [], 0
+        self.ended = self.overflow = False
+        self.failure = None          # what the iterator raised
+        self.wake = asyncio.Event()
+        self._limit, self._error = limit, error
+        self.task = asyncio.ensure_future(self._fill(events.items))
+
+    async def _fill(self, items):
+        try:
+            async for item in items:
+                part = encode(item)
+                self.parts.append(part)
+                self.size += len(part)
+                if self.size > self._limit:
+                    self.overflow = True
+                    return
+                self.wake.set()
+        except Exception as e:
+            self.failure = e
+        finally:
+            # Closing the iterator ends its request; where it is cancelled, the cancellation did.
+            if hasattr(items, "aclose"):
+                await items.aclose()
+            self.ended = True
+            self.wake.set()
+
+    def take(self) -> bytes:
+        out = b"".join(self.parts)
+        self.parts.clear()
+        self.size = 0
+        return out
+
+
+async def send_events(send, events, *, gone, ending, settings, error, abort=None) -> bool:
+    """Writes the stream. False: the client went before it began. error(e) -> the body that says what the iterator
+    raised. gone, ending: futures that are done when the client has gone, or the server ends what runs.
+    abort(): drops the connection with what it has not sent."""
+    buffer = _Buffer(events, settings.stream_buffer, error)
+    loop = asyncio.get_running_loop()
+    for future in (gone, ending):
+        future.add_done_callback(lambda _: buffer.wake.set())
+    begun = False
+    keepalive = settings.keepalive_seconds or None
+    try:
+        while True:
+            buffer.wake.clear()
+            if gone.done():
+                return begun
+            if not (buffer.parts or buffer.ended or ending.done()):
+                try:
+                    await asyncio.wait_for(buffer.wake.wait(), keepalive)
+                    continue
+                except asyncio.TimeoutError:
+                    data = COMMENT
+            else:
+                data = buffer.take()
+            if buffer.overflow:
+                raise _Cut
+            last = buffer.ended and not buffer.parts
+            failure = buffer.failure if last else None
+            if ending.done() and not last:
+                from .exchange import HTTPError
+
+                failure, last = HTTPError(503, "the server is shutting down", code="draining"), True
+            if failure is not None:
+                if not begun and not data:
+                    raise failure
+                data += encode(error(failure))
+            if not begun:
+                await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                begun = True
+            await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": not last}), settings.write_seconds)
+            if last:
+                return True
+    except (asyncio.TimeoutError, _Cut):
+        if abort is not None:
+            abort()
+        return begun
+    finally:
+        buffer.task.cancel()
+        await asyncio.wait((buffer.task,))
+
+
+class _Cut(Exception):
+    """The client does not take what it asked for."""
