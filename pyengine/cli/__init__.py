@@ -9,6 +9,7 @@ import sys
 COMMANDS = {
     "run": "answer a prompt (the default)",
     "chat": "talk",
+    "serve": "answer over HTTP",
     "pull": "fetch a model",
     "inspect": "show what a GGUF file holds",
     "tokenize": "text to token ids and back",

@@ -56,8 +56,8 @@ def add_sampling(p: argparse.ArgumentParser) -> None:
     g.add_argument("--ignore-eos", action="store_true", help="go on after the end of the turn")
 
 
-def load(args):
-    """The model that the options name."""
+def load(args, **more):
+    """The model that the options name; more: further arguments of Llama."""
     from ..llama import Llama
 
     if args.hf_repo is not None:
@@ -73,7 +73,7 @@ def load(args):
     return Llama(path, n_ctx=args.ctx_size, n_threads=None if args.threads < 0 else args.threads,
                  n_threads_batch=None if args.threads_batch < 0 else args.threads_batch, n_batch=args.batch_size,
                  kv_type=args.cache_type_k, mmap=not args.no_mmap, mlock=args.mlock, verbose=args.verbose, profile=args.profile,
-                 tune=not args.no_tune)
+                 tune=not args.no_tune, **more)
 
 
 def default_model() -> str:

@@ -20,6 +20,7 @@ from .. import errors
 from ..aio import AsyncLlama
 from ..llama import Llama
 from .exchange import Context, Events, HTTPError, openai_error
+from .fields import parse_json
 from .guard import Guard, Queue, read_body
 from .metrics import Metrics
 from .settings import Settings
@@ -202,7 +203,7 @@ async def metrics(endpoint, scope, receive, send):
 
 async def answer(endpoint, scope, receive, send):
     """A dialect's route, from the body to the last byte of the answer."""
-    server, door = endpoint.server, scope["pyengine"]
+    server, door, abort = endpoint.server, scope["pyengine"], scope.get("pyengine.abort")
     try:
         server.load()
         if server.state != "ready" or not server.llm.llama.healthy:
@@ -213,9 +214,9 @@ async def answer(endpoint, scope, receive, send):
                       salt=door.key.salt if door.key and not server.settings.share_prefixes else "", received=door.received)
         if scope["method"] == "POST":
             with server.queue:       # 429 before the body is read
-                await _answer(endpoint, ctx, receive, send, await body_of(server, door, receive))
+                await _answer(endpoint, ctx, receive, send, await body_of(server, door, receive), abort)
         else:
-            await _answer(endpoint, ctx, receive, send, {})
+            await _answer(endpoint, ctx, receive, send, {}, abort)
     except Disconnected:
         door.status = 499            # nobody is there to be told
     except HTTPError as e:
@@ -234,10 +235,10 @@ async def body_of(server, door, receive) -> dict:
         raise Disconnected
     if server.settings.log_prompts:
         log.info("%s body %s", door.request_id, errors.quoted(raw, 1 << 20))
-    return json.loads(raw) if len(raw) <= INLINE_BODY else await server.work(json.loads, raw)
+    return parse_json(raw) if len(raw) <= INLINE_BODY else await server.work(parse_json, raw)
 
 
-async def _answer(endpoint, ctx, receive, send, body):
+async def _answer(endpoint, ctx, receive, send, body, abort):
     """Runs the handler and sends what it returns, while watching whether the client is still there."""
     server = endpoint.server
     gone = asyncio.ensure_future(_watch(receive, ctx.disconnected))
@@ -251,7 +252,7 @@ async def _answer(endpoint, ctx, receive, send, body):
             raise HTTPError(503, "the server is shutting down", code="draining")
         result = handler.result()
         if isinstance(result, Events):
-            begun = await send_events(send, result, gone=gone, ending=ending, settings=server.settings,
+            begun = await send_events(send, result, gone=gone, ending=ending, settings=server.settings, abort=abort,
                                       error=lambda e: endpoint.shape(as_http_error(e, ctx.request_id)))
             if not begun:
                 raise Disconnected

@@ -167,8 +167,7 @@ async def _read(receive, limit, seconds):
 
 
 def _too_large(limit):
-    # What still comes is not read: the connection ends with this answer.
-    return HTTPError(413, f"the body is larger than {limit} bytes", headers={"Connection": "close"})
+    return HTTPError(413, f"the body is larger than {limit} bytes")
 
 
 # ---- the middleware --------------------------------------------------------------------

@@ -1,0 +1,234 @@
+"""The app on a socket, through uvicorn: connections and their time limits, signals, draining, exit codes.
+
+Every connection has to be getting somewhere: headers, a refused body's rest, bytes that nobody takes, each has its
+time. SIGTERM or SIGINT: the listener closes, what runs may finish for drain_seconds, what is left then is told
+so and ended; exit code 0. A second signal ends the process at once. Not the app. Imported by cli/serve.
+"""
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ..errors import RequestError
+from .app import PUBLIC, create_app, send_error
+from .exchange import HTTPError, openai_error
+from .guard import MAX_HEADER_BYTES
+
+HEADER_SECONDS = 10        # from the first byte, or from connecting, to the end of the headers
+REST_SECONDS = 5           # an answer was sent before the body had come: the rest is read and dropped for so long
+IDLE_SECONDS = 60          # between two requests of a connection
+SPARE_CONNECTIONS = 64     # beyond max_connections: they get a 503, or an answer from /health; beyond these the door is shut
+GRACE_SECONDS = 5          # to send the last words after drain_seconds
+
+
+class Connection(H11Protocol):
+    """One connection. uvicorn's, with an end to all waiting (overdue) and errors that say which."""
+
+    _waits, _since = None, 0.0
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        app = self.app
+
+        async def answer(scope, receive, send):
+            scope["pyengine.abort"] = self.transport.abort
+            if self._over and scope["type"] == "http" and scope["path"] not in PUBLIC:
+                await send_error(send, HTTPError(503, "too many connections", headers={"Retry-After": "5", "Connection": "close"}))
+                return
+            await app(scope, receive, send)
+
+        self.app = answer
+
+    def connection_made(self, transport):
+        limit = self.config.max_connections
+        self._over = len(self.connections) >= limit
+        super().connection_made(transport)
+        if len(self.connections) > limit + SPARE_CONNECTIONS:
+            transport.abort()
+
+    def overdue(self, now: float) -> None:
+        """Called about once a second: ends the connection if it has waited too long for the same thing."""
+        conn = self.conn
+        if self.transport.is_closing():
+            what, limit = "a reader", self.config.write_seconds
+        elif conn.their_state is h11.IDLE and (self.cycle is None or conn.trailing_data[0]):
+            what, limit = "headers", HEADER_SECONDS
+        elif conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete:
+            what, limit = "the rest", REST_SECONDS
+        else:
+            self._waits = None
+            return
+        waits = (what, id(self.cycle))
+        if waits != self._waits:
+            self._waits, self._since = waits, now
+        elif now - self._since >= limit:
+            if what == "headers" and conn.trailing_data[0]:
+                self._refuse(408, f"the headers did not arrive within {HEADER_SECONDS} seconds")
+                self.transport.close()
+            else:
+                self.transport.abort()
+
+    def timeout_keep_alive_handler(self):
+        if self.transport.get_write_buffer_size():       # an answer that nobody reads
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def send_400_response(self, msg):
+        """Called where h11 refuses what came; it says with which status (400, 413, 431, 501)."""
+        error = sys.exc_info()[1]
+        self._refuse(getattr(error, "error_status_hint", 400), str(error or msg))
+        self.transport.close()
+
+    def _refuse(self, status, message):
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return                   # an answer is on its way already
+        body = json.dumps(openai_error(HTTPError(status, message))).encode()
+        headers = [(b"content-type", b"application/json; charset=utf-8"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        with contextlib.suppress(h11.LocalProtocolError):
+            for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+
+
+class Uvicorn(uvicorn.Server):
+    """uvicorn's server loop with our signals: the exit code says whether we did what we were asked for."""
+
+    def __init__(self, config, app_server, note):
+        super().__init__(config)
+        self.app_server, self.note = app_server, note
+        self.on_exit = ()            # called before the process ends at once
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        """Without raising the signal again when all is done: a drained server has ended well."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, number, frame):
+        if self.should_exit:
+            for function in self.on_exit:
+                function()
+            os._exit(128 + number)
+        self.should_exit = True
+
+    async def on_tick(self, counter):
+        if counter % 10 == 0:
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                connection.overdue(now)
+        return await super().on_tick(counter) or self.app_server.failure is not None
+
+    async def shutdown(self, sockets=None):
+        app, loop = self.app_server, asyncio.get_running_loop()
+        seconds = app.settings.drain_seconds
+        if app.queue.inside:
+            self.note(f"{app.queue.inside} requests run: waiting up to {seconds:g} s for them; a second signal ends at once")
+        app.drain()
+        end = loop.call_later(seconds, app.end)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            end.cancel()
+
+
+def serve(open_model, settings, *, port=8080, unix_socket=None, socket_mode=0o600, max_connections=1024, note=lambda text: None) -> int:
+    """Serves until a signal; returns the exit code. open_model() -> Llama, called in a thread once the port is open.
+    What the model could not be opened for is raised."""
+    listener, url = listen_unix(unix_socket, socket_mode) if unix_socket else listen(settings.host, port)
+    app = None
+
+    def opened():
+        llm = open_model()
+        note(f"{url} serves {settings.model or os.path.basename(llm.model_path)}: n_ctx {llm.n_ctx}, {llm.program.max_seqs} requests at one time, "
+             f"{llm.n_threads} threads ({llm.n_threads_batch} for batches)")
+        return llm
+
+    try:
+        note(f"listening on {url}, opening the model")
+        app = create_app(opened, settings)
+        config = uvicorn.Config(
+            app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+            timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=settings.drain_seconds + GRACE_SECONDS,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES, backlog=max(128, min(4096, max_connections)))
+        config.max_connections, config.write_seconds = max_connections, settings.write_seconds
+        server = Uvicorn(config, app.state.server, note)
+        if unix_socket:
+            server.on_exit = (lambda: _unlink(unix_socket),)
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+        if unix_socket:
+            _unlink(unix_socket)
+    if app.state.server.failure is not None:
+        raise app.state.server.failure
+    note("ended")
+    return 0
+
+
+def listen(host: str, port: int):
+    """A listening TCP socket and its URL. Port 0: one that is free."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as e:
+        raise RequestError(f"host {host!r}, port {port}: {e.strerror or e}", param="host") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except (OSError, OverflowError) as e:
+        listener.close()
+        raise RequestError(f"host {host!r}, port {port}: {getattr(e, 'strerror', None) or e}", param="port") from None
+    name = f"[{host}]" if ":" in host else host
+    return listener, f"http://{name}:{listener.getsockname()[1]}"
+
+
+def listen_unix(path: str, mode: int):
+    """A listening unix socket, its file with this mode from the first moment on. One that nobody listens to is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    umask = os.umask(0o777 & ~mode)
+    try:
+        try:
+            listener.bind(path)
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE or not _abandoned(path):
+                raise
+            os.unlink(path)
+            listener.bind(path)
+    except OSError as e:
+        listener.close()
+        raise RequestError(f"unix socket {path!r}: {e.strerror or e}", param="unix_socket") from None
+    finally:
+        os.umask(umask)
+    return listener, f"http+unix://{path}"
+
+
+def _abandoned(path) -> bool:
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _unlink(path) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
