@@ -13,6 +13,7 @@ import signal
 import socket
 import stat
 import sys
+import threading
 import time
 
 import h11
@@ -111,6 +112,9 @@ class Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self):
         """Without raising the signal again when all is done: a drained server has ended well."""
+        if threading.current_thread() is not threading.main_thread():
+            yield                    # signals are not ours there
+            return
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -149,7 +153,6 @@ def serve(open_model, settings, *, port=8080, unix_socket=None, socket_mode=0o60
     """Serves until a signal; returns the exit code. open_model() -> Llama, called in a thread once the port is open.
     What the model could not be opened for is raised."""
     listener, url = listen_unix(unix_socket, socket_mode) if unix_socket else listen(settings.host, port)
-    app = None
 
     def opened():
         llm = open_model()
@@ -160,12 +163,7 @@ def serve(open_model, settings, *, port=8080, unix_socket=None, socket_mode=0o60
     try:
         note(f"listening on {url}, opening the model")
         app = create_app(opened, settings)
-        config = uvicorn.Config(
-            app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
-            timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=settings.drain_seconds + GRACE_SECONDS,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES, backlog=max(128, min(4096, max_connections)))
-        config.max_connections, config.write_seconds = max_connections, settings.write_seconds
-        server = Uvicorn(config, app.state.server, note)
+        server = new_server(app, max_connections=max_connections, note=note)
         if unix_socket:
             server.on_exit = (lambda: _unlink(unix_socket),)
         server.run(sockets=[listener])
@@ -177,6 +175,17 @@ def serve(open_model, settings, *, port=8080, unix_socket=None, socket_mode=0o60
         raise app.state.server.failure
     note("ended")
     return 0
+
+
+def new_server(app, *, max_connections=1024, note=lambda text: None) -> Uvicorn:
+    """What runs create_app()'s app: .run(sockets=[...]) until .should_exit or a signal."""
+    settings = app.state.server.settings
+    config = uvicorn.Config(
+        app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+        timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=settings.drain_seconds + GRACE_SECONDS,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES, backlog=max(128, min(4096, max_connections)))
+    config.max_connections, config.write_seconds = max_connections, settings.write_seconds
+    return Uvicorn(config, app.state.server, note)
 
 
 def listen(host: str, port: int):
