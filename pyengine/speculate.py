@@ -1,0 +1,258 @@
+"""Tokens guessed before they are computed: which, and how many of them pay.
+
+A decode step reads all weights for one row; a few rows more cost little (a Llama 1B
+takes 29 ms for one row and 40 ms for four). So a sequence may bring guesses for
+its next tokens along, as further rows. The engine samples the rows in order, each as if it
+were the only one, and keeps what it sampled as long as the guess before was the same:
+what comes out is what would have come without guesses, and only the time differs. Hence
+a guess may be anything, and how many are made may depend on clocks.
+
+Lookup guesses that a text goes on as it did the last time it came to these words.
+Width chooses how many guesses the sequences of a step bring along.
+
+Not the engine: nothing is computed or sampled here. Imported by engine, and by draft. Imports nothing.
+"""
+import bisect
+import heapq
+
+LIMIT = 16                 # guesses per sequence and step, at most
+
+
+# ---- how likely a guess is right ------------------------------------------------------------------
+
+
+class Odds:
+    """How often the next guess came true, by the length of the match behind it, of late.
+
+    A sequence has its own, which begin as those of all sequences (`prior`); those begin as measured on
+    chats and code of a 135M model, or a little below: 0.4 after two equal tokens, 0.95 after sixteen.
+    """
+
+    __slots__ = ("_prior", "_hits", "_seen")
+
+    LONGEST = 16
+    _BUCKET = (0, 0, 0, 1, 2, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6)      # of a match of 0 .. LONGEST tokens
+    _START = (0.4, 0.5, 0.65, 0.7, 0.8, 0.9, 0.95)
+    _WEIGHT = 8.0          # guesses that the prior counts for
+    _MEMORY = 64.0         # guesses after which old ones count half
+
+    def __init__(self, prior: "Odds | None" = None):
+        self._prior = prior
+        self._hits = [0.0] * len(self._START)
+        self._seen = [0.0] * len(self._START)
+
+    def saw(self, length: int, hit: bool) -> None:
+        b = self._BUCKET[min(length, self.LONGEST)]
+        if self._seen[b] >= self._MEMORY:
+            self._seen[b] /= 2
+            self._hits[b] /= 2
+        self._seen[b] += 1
+        self._hits[b] += hit
+        if self._prior is not None:
+            self._prior.saw(length, hit)
+
+    def of(self, length: int) -> float:
+        b = self._BUCKET[min(length, self.LONGEST)]
+        start = self._START[b] if self._prior is None else self._prior.of(length)
+        return (self._hits[b] + self._WEIGHT * start) / (self._seen[b] + self._WEIGHT)
+
+    def chances(self, length: int, n: int) -> list:
+        """That the first guess comes true, the first two, ...: each one lengthens the match of the next."""
+        out, chance = [], 1.0
+        for i in range(n):
+            chance *= self.of(length + i)
+            out.append(chance)
+        return out
+
+
+# ---- prompt lookup ----------------------------------------------------------------------------------
+
+
+class Lookup:
+    """Guesses for one sequence from its own tokens, the prompt's and the answer's.
+
+    The last 8, 4 or 2 tokens are looked up, the longest first, in an index of where each
+    run of so many tokens came last; what followed there is the guess. A copy of 8 tokens and more is followed
+    where it is, without a look at the index, until it goes wrong. Every token is read once, guessed at or
+    not, and tells whether its guess would have been right: the odds cost nothing to learn.
+    """
+
+    __slots__ = ("odds", "length", "_n_prompt", "_at", "_read", "_last")
+
+    RUNS = (8, 4, 2)
+    MEMORY = 1 << 16       # tokens the index goes back; about 300 bytes each, where their KV takes 10,000 and more
+    AT_ONCE = 4096         # tokens read in one call, 3 ms: a long prompt is read over several steps
+
+    def __init__(self, n_prompt: int, odds: "Odds | None" = None):
+        self.odds = Odds() if odds is None else odds
+        self._n_prompt = n_prompt
+        self._read = 0               # tokens below this are in the index
+        self._at = -1                # position of the guess for token number _read; -1: none
+        self.length = 0              # tokens before it that are equal to the last ones
+        self._last = {}              # hash of a run -> the position behind where it came last
+
+    def propose(self, tokens, most: int) -> list:
+        """Up to `most` tokens that may follow `tokens`, which begin as in the last call: usually `most` or none."""
+        self.read(tokens)
+        if self._at < 0 or self._read < len(tokens) or most <= 0:
+            return []
+        guess = tokens[self._at:self._at + most]
+        gap = len(tokens) - self._at           # a copy may run into what it makes, as in "ha ha ha"
+        while len(guess) < most:
+            guess.append(guess[-gap])
+        return guess
+
+    def chances(self, n: int) -> list:
+        """Of the first guess, the first two, ... of the last proposal."""
+        return self.odds.chances(self.length, n)
+
+    def read(self, tokens) -> None:
+        end = min(len(tokens), self._read + self.AT_ONCE)
+        for i in range(self._read, end):
+            right = self._at >= 0 and tokens[self._at] == tokens[i]
+            if self._at >= 0 and i >= self._n_prompt:
+                self.odds.saw(self.length, right)
+            self._read = i + 1
+            self._next(tokens, right)
+
+    def _next(self, tokens, right: bool) -> None:
+        """Enters the runs that end with the last token read and finds the guess for the next one."""
+        end, last, found = self._read, self._last, -1
+        for n in self.RUNS:
+            if n <= end:
+                key = hash(tuple(tokens[end - n:end]))
+                if found < 0:
+                    found = last.get(key, -1)
+                last[key] = end
+        if end > self.MEMORY:
+            self._drop(tokens, end - self.MEMORY)
+        if right and self.length >= self.RUNS[0]:
+            self._at += 1
+            self.length += 1
+            return
+        self._at, self.length = -1, 0
+        if found >= 0:
+            length = 0                         # counted, since hashes may be equal where runs are not
+            while length < min(found, Odds.LONGEST) and tokens[found - 1 - length] == tokens[end - 1 - length]:
+                length += 1
+            if length >= self.RUNS[-1]:
+                self._at, self.length = found, length
+
+    def _drop(self, tokens, end: int) -> None:
+        """Runs that came last at `end` leave the index."""
+        for n in self.RUNS:
+            if n <= end:
+                key = hash(tuple(tokens[end - n:end]))
+                if self._last.get(key) == end:
+                    del self._last[key]
+
+
+# ---- how many guesses pay -----------------------------------------------------------------------------
+
+
+class Width:
+    """How many guesses a step of decodes takes along, for most tokens per second.
+
+    The cost of a step by its rows is measured as steps run; what was not measured is taken from
+    what was, at a typical slope. Where guesses do not pay none are taken, except for a
+    probe now and then, ever more rarely, since costs change with context, clock and neighbours.
+    """
+
+    _SLOPE = 0.2           # of a step of one row, per further row: 0.15 to 0.25 measured from 2 to 16 rows, quantized 135M and 1B on AVX-512
+    _SMOOTH = 0.2          # weight of the newest measurement ...
+    _STALE = 64            # ... unless the one before is more steps ago
+    _MARGIN = 1.05         # the gain below which guesses are left out: estimates err
+    _LEAST = 0.05          # chance below which a guess is not considered
+    _FIRST, _RAREST = 32, 2048      # opportunities passed before a probe, at first and at last
+
+    def __init__(self):
+        self._rows, self._cost = [], []        # ascending both: a step of more rows is never taken for a cheaper one
+        self._when, self._steps = [], 0        # the step that measured each
+        self._passed, self._interval = 0, self._FIRST
+        self.proposed = self.accepted = 0
+
+    def measured(self, rows: int, seconds: float) -> None:
+        """A step of decodes, of so many rows in all, took so long."""
+        self._steps += 1
+        at, cost = self._rows, self._cost
+        old = self.seconds(rows)
+        i = bisect.bisect_left(at, rows)
+        new = i == len(at) or at[i] != rows
+        if new:
+            at.insert(i, rows)
+            cost.insert(i, seconds)
+            self._when.insert(i, self._steps)
+        stale = new or self._steps - self._when[i] > self._STALE
+        self._when[i] = self._steps
+        if old is not None:
+            if seconds < old:                  # nothing runs faster than it can; what was known may be of another time
+                part = 1.0 if stale else self._SMOOTH
+            else:                              # a stall says no more than twice
+                part, seconds = (0.5 if stale else self._SMOOTH), min(seconds, 2 * old)
+            cost[i] = old + part * (seconds - old)
+        for j in range(i - 1, -1, -1):         # where two disagree the newest is right
+            if cost[j] <= cost[i]:
+                break
+            cost[j] = cost[i]
+        for j in range(i + 1, len(cost)):
+            if cost[j] >= cost[i]:
+                break
+            cost[j] = cost[i]
+
+    def seconds(self, rows: int) -> "float | None":
+        """What a step of so many rows takes; None before anything was measured."""
+        at, cost = self._rows, self._cost
+        if not at:
+            return None
+        i = bisect.bisect_left(at, rows)
+        if i < len(at) and at[i] == rows:
+            return cost[i]
+        if 0 < i < len(at):
+            part = (rows - at[i - 1]) / (at[i] - at[i - 1])
+            return cost[i - 1] + part * (cost[i] - cost[i - 1])
+        known = 0 if i == 0 else -1
+        return cost[known] * (1 + self._SLOPE * (rows - 1)) / (1 + self._SLOPE * (at[known] - 1))
+
+    def share(self, chances, room: int, each: float = 0.0) -> list:
+        """How many guesses each sequence of a step brings along, at most `room` in all.
+
+        chances[i]: that the first guess of sequence i comes true, the first two, ...
+        each: seconds that one more guess per sequence takes to be made (a draft model's step).
+        """
+        n = len(chances)
+        counts = [0] * n
+        alone = self.seconds(n)
+        if alone is None:
+            return counts
+        room = min(room, 2 * self._rows[-1] - n)     # a step far larger than any before may cost more than it can ever bring
+        if room <= 0:
+            return counts
+        # Chances fall along a sequence, so the best of all sequences are the first of each.
+        order = heapq.nlargest(room, ((c, -i) for i, of in enumerate(chances) for c in of[:LIMIT] if c >= self._LEAST))
+        best, take = self._MARGIN * n / alone, 0
+        expected, depth, deepest = float(n), [0] * n, 0
+        for k, (chance, i) in enumerate(order, 1):
+            expected += chance
+            depth[-i] += 1
+            deepest = max(deepest, depth[-i])
+            rate = expected / (self.seconds(n + k) + deepest * each)
+            if rate > best:
+                best, take = rate, k
+        if take:
+            self._passed, self._interval = 0, max(self._FIRST, self._interval // 2)
+        elif order and order[0][0] >= 0.25:
+            take = self._probe(len(order))
+        for _, i in order[:take]:
+            counts[-i] += 1
+        return counts
+
+    def _probe(self, most: int) -> int:
+        self._passed += 1
+        if self._passed < self._interval:
+            return 0
+        self._passed, self._interval = 0, min(2 * self._interval, self._RAREST)
+        return min(most, 2)
+
+    def verified(self, proposed: int, accepted: int) -> None:
+        self.proposed += proposed
+        self.accepted += accepted
