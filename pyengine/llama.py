@@ -176,12 +176,11 @@ class Llama:
 
     def chat_tokens(self, messages, template_variables=None) -> list:
         """The prompt that chat() would compute for these messages."""
-        self._thread.check_open()
-        template = self._chat_template()
-        if template is None:
-            raise TemplateError(f"{os.path.basename(self.model_path)} has no chat template "
-                                f"(tokenizer.chat_template): it is a base model; use generate()")
-        return template.encode(self.tokenizer, messages, **(template_variables or {}))
+        return self._needed_template().encode(self.tokenizer, messages, **(template_variables or {}))
+
+    def chat_text(self, messages, template_variables=None, add_generation_prompt=True) -> str:
+        """The same as text, in which what users wrote may look like the template's own words."""
+        return self._needed_template().render(messages, add_generation_prompt, **(template_variables or {}))
 
     def tokenize(self, text, *, special=False, add_bos=None) -> list:
         """Ids of a text (str, or bytes that need not be UTF-8). special: recognize control tokens in it.
@@ -238,9 +237,19 @@ class Llama:
     def has_chat_template(self) -> bool:
         return self._chat_template() is not None
 
+    @property
+    def chat_template(self) -> "str | None":
+        """The source of the file's chat template."""
+        template = self._chat_template()
+        return None if template is None else template.source
+
     def stats(self) -> dict:
         """What runs and waits, the cache's pages, and counters since the model was opened."""
         return self._thread.stats()
+
+    def running(self) -> list:
+        """The Jobs that have not ended."""
+        return self._thread.running()
 
     def call(self, function):
         """function() run on the engine's thread between two steps: for what has to see nothing move, such as sessions."""
@@ -312,6 +321,14 @@ class Llama:
                     self._template = (chat.from_gguf(self._gguf, self.tokenizer),)
         return self._template[0]
 
+    def _needed_template(self):
+        self._thread.check_open()
+        template = self._chat_template()
+        if template is None:
+            raise TemplateError(f"{os.path.basename(self.model_path)} has no chat template "
+                                f"(tokenizer.chat_template): it is a base model; use generate()")
+        return template
+
     def _prompt(self, prompt) -> list:
         """Ids of one prompt, checked against the vocabulary and the context."""
         tokenizer = self.tokenizer
@@ -320,7 +337,7 @@ class Llama:
         elif isinstance(prompt, str):
             tokens = tokenizer.encode(prompt, special=True)
         elif isinstance(prompt, (list, tuple)):
-            tokens = ids(prompt, tokenizer.n_vocab)
+            tokens = ids(prompt, tokenizer.n_vocab, "prompt")
             if not tokens:
                 raise RequestError("prompt: an empty list of tokens", param="prompt")
         else:

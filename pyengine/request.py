@@ -104,12 +104,12 @@ def whole(param: str, value, lo: int, hi, none=False):
     return int(value)
 
 
-def ids(tokens, n_vocab: int) -> list:
+def ids(tokens, n_vocab: int, param: str = "tokens") -> list:
     """Token ids, each checked."""
     out = []
     for i, t in enumerate(tokens):
         if not is_int(t) or not 0 <= t < n_vocab:
-            raise RequestError(f"tokens: entry {i} is {_short(t)}, expected an id of 0..{n_vocab - 1}", param="tokens")
+            raise RequestError(f"{param}: entry {i} is {_short(t)}, expected an id of 0..{n_vocab - 1}", param=param)
         out.append(int(t))
     return out
 

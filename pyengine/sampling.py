@@ -32,7 +32,7 @@ MAX_TOP = lib.PE_TOP_MAX
 _INT = 2**31 - 1
 
 # name: lowest, highest, whether the lowest itself is allowed
-_RANGES = {
+RANGES = {
     "temperature": (0.0, 100.0, True),
     "top_p": (0.0, 1.0, False),
     "typical_p": (0.0, 1.0, False),
@@ -68,7 +68,7 @@ class Params:
 
         encode(text) -> ids lets logit_bias name tokens by text; a bias then goes to each.
         """
-        checked = {name: _number(name, getattr(self, name), *limits) for name, limits in _RANGES.items()}
+        checked = {name: _number(name, getattr(self, name), *limits) for name, limits in RANGES.items()}
         if 0 < checked["temperature"] < _COLDEST:
             raise RequestError(f"temperature is {self.temperature!r}; 0 (greedy) or {_COLDEST} to 100 is expected",
                                param="temperature")

@@ -297,6 +297,9 @@ class EngineThread:
         return (self._fault is None and not self._closing and self.pid == os.getpid()
                 and (self._thread is None or self._thread.is_alive()))
 
+    def running(self) -> list:
+        return list(self._live)
+
     def stats(self) -> dict:
         """As of the last step: integers that the engine's thread writes and anyone may read."""
         out = self.engine.stats()

@@ -151,7 +151,9 @@ class Server:
 def create_app(llm, settings=None, dialects=None):
     """dialects: modules as exchange.py describes them; None: all there are. Where two have the same route the first has it."""
     if dialects is None:
-        dialects = ()
+        from . import openapi
+
+        dialects = (*openapi.DIALECTS, openapi)
     settings = settings if settings is not None else Settings()
     server = Server(llm, settings)
 

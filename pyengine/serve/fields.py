@@ -15,6 +15,7 @@ from ..errors import RequestError, quoted
 
 MAX_DEPTH = 64              # of brackets in a body; Python's parser would recurse
 MAX_CONTAINERS = 200_000    # lists and objects in a body
+LARGE = 16 << 10            # bytes of a body that is not checked on the event loop
 MAX_DIGITS = 400            # of a number: int() is quadratic, and float() knows no more than 309
 
 
@@ -331,13 +332,15 @@ class Table:
             where = prefix + name
             if f is None:
                 raise RequestError(self._unknown(name, where), param=_plain(where))
-            if given is None or f.ignored:
+            if given is None:
                 continue
             if f.refused:
-                if not any(type(given) is type(v) and given == v or _zero(given) and _zero(v) for v in f.off):
+                if not any(_same(given, v) for v in f.off):
                     raise RequestError(f"{where}: {f.refused}", param=where)
                 continue
             value = f.kind.check(given, where)
+            if f.ignored:
+                continue
             for target, v in (f.turn(value) if f.turn else {f.target: value}).items():
                 if target in source and values[target] != v:
                     raise RequestError(f"{where}: says the same as {source[target]}, and they differ", param=where)
@@ -382,8 +385,9 @@ class Table:
         return {**out, "required": required} if required else out
 
 
-def _zero(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
+def _same(a, b) -> bool:
+    """Equal, where true is not 1."""
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _split(target: str):
@@ -392,15 +396,20 @@ def _split(target: str):
 
 
 def takes(table: "Table | None"):
-    """Makes handler(server, request, values) into handler(server, request, body): parsed by the table, and with errors
+    """Makes handler(server, ctx, values) into handler(server, ctx, body): parsed by the table, and with errors
     that name the field of this dialect where the engine named its own option."""
 
     def decorate(handler):
         @functools.wraps(handler)
-        async def handle(server, request, body: dict):
-            values = table.parse(body) if table is not None else {}
+        async def handle(server, ctx, body: dict):
+            if table is None:
+                values = {}
+            elif _small(ctx):
+                values = table.parse(body)
+            else:
+                values = await server.work(table.parse, body)
             try:
-                return await handler(server, request, values)
+                return await handler(server, ctx, values)
             except RequestError as e:
                 rename(e, table, body)
                 raise
@@ -409,6 +418,11 @@ def takes(table: "Table | None"):
         return handle
 
     return decorate
+
+
+def _small(ctx) -> bool:
+    length = ctx.headers.get("content-length", "")
+    return length.isascii() and length.isdigit() and len(length) < 10 and int(length) < LARGE
 
 
 def rename(error: RequestError, table: "Table | None", body: dict) -> None:
