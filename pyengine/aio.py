@@ -238,6 +238,7 @@ class Answer:
                 await self._event.wait()
             except asyncio.CancelledError:
                 self.job.cancel()
+                self._finish()
                 raise
 
     def _take(self) -> bool:
@@ -322,23 +323,25 @@ async def gather(answers) -> list:
 
 async def merged(answers):
     """(i, piece) of answers[i] as they come, and (i, None) when it has ended. An error ends the others."""
-    loop_tasks = {}
+    tasks = {asyncio.ensure_future(answer._more()): i for i, answer in enumerate(answers)}
     try:
-        for i, answer in enumerate(answers):
-            loop_tasks[asyncio.ensure_future(answer._more())] = i
-        while loop_tasks:
-            done, _ = await asyncio.wait(loop_tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=loop_tasks.get):
-                i = loop_tasks.pop(task)
-                if not task.result():
-                    yield i, None
-                    continue
+        while tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=tasks.get):
+                i = tasks[task]
+                more = task.result()
+                del tasks[task]
                 for piece in answers[i].take():
                     yield i, piece
-                loop_tasks[asyncio.ensure_future(answers[i]._more())] = i
+                if more:
+                    tasks[asyncio.ensure_future(answers[i]._more())] = i
+                else:
+                    yield i, None
     finally:
-        for task in loop_tasks:
+        for task in tasks:
             task.cancel()
+            if task.done() and not task.cancelled():
+                task.exception()         # the first error was raised; the others are of the same end
         for answer in answers:
             if not answer.job.ended.is_set():
                 answer.cancel()
