@@ -193,8 +193,9 @@ class Llama:
         self._thread.check_open()
         return self.tokenizer.decode(ids(tokens, self.tokenizer.n_vocab), special=special)
 
-    def logits(self, tokens):
-        """numpy float32 [len(tokens), n_vocab]: row i is the distribution after tokens[:i+1]."""
+    def logits(self, tokens, *, out=None):
+        """numpy float32 [len(tokens), n_vocab]: row i is the distribution after tokens[:i+1]. out: receives the rows
+        instead, each by out[i] = row, a view that is good for the moment; what keeps less than all needs no more memory."""
         import numpy
 
         from .stream import Job, wait
@@ -202,7 +203,7 @@ class Llama:
         tokens = self._fit(ids(tokens, self.tokenizer.n_vocab))
         if not tokens:
             raise RequestError("tokens: empty, expected at least one id", param="tokens")
-        rows = numpy.empty((len(tokens), self._program.n_vocab), dtype=numpy.float32)
+        rows = numpy.empty((len(tokens), self._program.n_vocab), dtype=numpy.float32) if out is None else out
         job = Job(tokens, rows=rows)
         self._thread.submit([job])
         wait(self._thread, [job])
