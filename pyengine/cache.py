@@ -8,60 +8,147 @@ about to be written and given back when the sequence ends, or, in a group with
 a window, as soon as no later position can see them. Nothing is reserved for a
 worst case: that many sequences share a pool is the scheduler's to arrange.
 
-Imported by schedule and engine. Imports nothing.
-"""
+Pages are counted, not owned: a table holds one reference to each of its pages
+and the prefix index (prefix.py) one to each page it knows, so a page may serve
+many sequences with one history. What a position's keys and values are depends
+on nothing but the tokens up to it and the adapter, to the bit, so sharing
+changes no answer. A page is written only by a table that alone refers to it;
+extend() puts a copy in the place of any other.
 
-PAGE = 64          # positions per page; PE_PAGE in csrc/pyengine.h
-GONE = -1          # table entry of a page that no later position can see
+A page is free (no reference), cached (only the index refers to it) or used.
+Cached pages are as good as free: extend() evicts them when it needs room.
+
+Not the scheduler: it decides neither who runs nor when. Imported by schedule,
+engine and fit. Imports prefix.
+"""
+from .prefix import GONE, PAGE, Index
 
 
 class Table:
     """The pages of one sequence. pages[g][j] is the page of group g that holds
-    positions PAGE*j .. PAGE*j + PAGE-1, or GONE."""
+    positions PAGE*j .. PAGE*j + PAGE-1, or GONE where no later position can see it."""
 
-    __slots__ = ("pages", "first")
+    __slots__ = ("pages", "first", "copies", "node", "root")
 
     def __init__(self, n_groups: int):
         self.pages = tuple([] for _ in range(n_groups))
         self.first = [0] * n_groups      # entries below this index are GONE
+        self.copies = []                 # (group, source, target) that no step has made yet
+        self.node = self.root = None     # the index's entry of the last full page published or matched, and its namespace
 
 
 class Cache:
-    def __init__(self, windows, n_pages):
+    def __init__(self, windows, n_pages, *, reuse=True):
         """windows[g]: how many positions a position of group g sees, itself
-        included; 0 where it sees all. n_pages[g]: pages in the pool of group g."""
+        included; 0 where it sees all. n_pages[g]: pages in the pool of group g.
+        reuse=False: nothing enters the prefix index and match() finds nothing."""
         assert len(windows) == len(n_pages) and all(n > 0 for n in n_pages)
         self.windows = tuple(windows)
         self.n_pages = tuple(n_pages)
+        self.reuse = reuse
         # Taken from the end, so low ids come first and a page given back is
         # reused at once: only pages that were needed at one time are ever touched.
         self._free = [list(range(n - 1, -1, -1)) for n in n_pages]
+        self._refs = [[0] * n for n in n_pages]
+        self._copying = {}               # copy -> its table, until it is made
+        self._index = Index(self.windows, self._refs)
+        self._entry = self._index.entry  # [g][page]: the index's node that holds it, or None
 
     def table(self) -> Table:
         return Table(len(self.windows))
 
+    # ---- counts ------------------------------------------------------------------
+
     @property
     def free(self) -> tuple:
+        """Pages per group that nobody refers to."""
         return tuple(len(f) for f in self._free)
 
-    def missing(self, table: Table, end: int) -> list:
-        """Pages per group that `table` lacks to hold positions below `end`."""
+    @property
+    def cached(self) -> tuple:
+        """Pages per group that only the index refers to."""
+        return tuple(self._index.cached)
+
+    @property
+    def used(self) -> tuple:
+        """Pages per group that tables refer to."""
+        return tuple(n - len(f) - c for n, f, c in zip(self.n_pages, self._free, self._index.cached))
+
+    @property
+    def available(self) -> tuple:
+        """Pages per group that extend() can take: free and cached."""
+        return tuple(len(f) + c for f, c in zip(self._free, self._index.cached))
+
+    @property
+    def evictions(self) -> int:
+        """Pages taken from the index for somebody who needed them, so far."""
+        return self._index.evictions
+
+    def missing(self, table: Table, start: int, end: int) -> list:
+        """Pages per group that extend(table, start, end) has to take."""
         n = -(-end // PAGE)
-        return [max(0, n - len(pages)) for pages in table.pages]
+        shared = self._shared(table, start)
+        return [max(0, n - len(pages)) + (g in shared) for g, pages in enumerate(table.pages)]
 
-    def room(self, table: Table) -> int:
-        """The first position that cannot be held with the pages that are free now."""
-        return PAGE * min(len(pages) + len(free) for pages, free in zip(table.pages, self._free))
+    def room(self, table: Table, start: int) -> int:
+        """The first position from `start` on that cannot be held with the pages that are available now."""
+        shared = self._shared(table, start)
+        available = self.available
+        if shared and self._only_the_index(table, start, shared):
+            shared = ()
+        if any(not available[g] for g in shared):
+            return start
+        return PAGE * min(len(pages) + a - (g in shared) for g, (pages, a) in enumerate(zip(table.pages, available)))
 
-    def extend(self, table: Table, end: int) -> bool:
-        """Takes pages until positions below `end` are held; all of them or, where a pool is short, none."""
-        missing = self.missing(table, end)
-        if any(m > len(free) for m, free in zip(missing, self._free)):
-            return False
-        for m, pages, free in zip(missing, table.pages, self._free):
+    # ---- pages for positions ---------------------------------------------------------
+
+    def extend(self, table: Table, start: int, end: int):
+        """Pages for writing positions start .. end-1; None, and nothing has changed, where a pool is short.
+
+        Returns the copies (group, source page, target page) that the step has to make
+        before it writes: of the page that holds `start`, where others refer to it too.
+        The source stays referenced until copied(). A step that was planned and did
+        not run is planned again: the copies that are still to be made are returned again.
+        """
+        missing = self.missing(table, start, end)
+        if any(m > a for m, a in zip(missing, self.available)):
+            # A pool that holds just one sequence has no page for a copy of what it shares
+            # with the index alone: the entry is given up and the page is the table's.
+            shared = self._shared(table, start)
+            if not shared or not self._only_the_index(table, start, shared):
+                return None
+            if any(m - (g in shared) > a for g, (m, a) in enumerate(zip(missing, self.available))):
+                return None
+            self._give_up(table, start // PAGE, shared)
+            missing = self.missing(table, start, end)
+        shared = self._shared(table, start)
+        for g, m in enumerate(missing):
+            if not m:
+                continue
+            pages, free, refs = table.pages[g], self._free[g], self._refs[g]
+            while len(free) < m:
+                self._drop_all(self._index.evict(g, table.root))
+            if g in shared:
+                j, target = start // PAGE, free.pop()
+                refs[target] = 1
+                table.copies.append((g, pages[j], target))
+                self._copying[table.copies[-1]] = table
+                pages[j] = target
+                m -= 1
             for _ in range(m):
-                pages.append(free.pop())
-        return True
+                page = free.pop()
+                refs[page] = 1
+                pages.append(page)
+        return list(table.copies)
+
+    def copied(self, copies) -> None:
+        """The step with these copies ran: their sources lose the reference they were kept by.
+        Not called for a step that did not run; copies of tables that ended since are over already."""
+        for copy in copies:
+            table = self._copying.pop(copy, None)
+            if table is not None:
+                table.copies.remove(copy)
+                self._drop(copy[0], copy[1])
 
     def forget(self, table: Table, start: int) -> None:
         """Gives back pages that no position from `start` on can see."""
@@ -69,21 +156,176 @@ class Cache:
             if not window:
                 continue
             # Page j ends at PAGE*j + PAGE-1; position p sees positions above p - window.
-            pages, free = table.pages[g], self._free[g]
+            pages = table.pages[g]
             last = min(max(0, (start - window + 1) // PAGE), len(pages))
             for j in range(last - 1, table.first[g] - 1, -1):
-                free.append(pages[j])
+                self._drop(g, pages[j])
                 pages[j] = GONE
             table.first[g] = max(table.first[g], last)
 
-    def release(self, table: Table) -> None:
-        """Gives back every page; the table is empty afterwards and may be used again."""
+    def release(self, table: Table, tokens=None, n=0, key=None) -> None:
+        """Ends the table: every page loses its reference. It is empty afterwards and may be used again.
+
+        With tokens, of which the first n are computed, the index learns all of their
+        pages first, also the last one, which may be partly filled."""
+        for copy in table.copies:        # never made: what there is to read is still in the source
+            g, source, target = copy
+            del self._copying[copy]
+            pages = table.pages[g]
+            pages[pages.index(target, table.first[g])] = source
+            self._drop(g, target)
+        table.copies = []
+        if tokens is not None and self.reuse and n:
+            self.publish(table, tokens, n, key)
+            if n % PAGE:
+                node = table.node if n >= PAGE else self._index.root(key)
+                self._enter(table, node, tokens, n - n % PAGE, n % PAGE)
         for g, pages in enumerate(table.pages):
-            free = self._free[g]
+            window = self.windows[g]
             for j in range(len(pages) - 1, table.first[g] - 1, -1):
-                free.append(pages[j])
+                page = pages[j]
+                if window and self._entry[g][page] is not None:
+                    self._entry[g][page].seen = True      # a sequence ended in sight of it: the place where the next turn begins
+                self._drop(g, page)
             pages.clear()
             table.first[g] = 0
+        table.node = table.root = None
+
+    def fork(self, table: Table, n: int) -> Table:
+        """A table that shares the pages of the positions below n that position n can see."""
+        assert not table.copies, "forked between a plan and its step"
+        new = self.table()
+        end = -(-n // PAGE)
+        for g, window in enumerate(self.windows):
+            first = min(max(0, n - window + 1) // PAGE, end) if window else 0
+            assert table.first[g] <= first and end <= len(table.pages[g]), "forked where its pages are gone"
+            new.pages[g].extend([GONE] * first)
+            new.first[g] = first
+            for page in table.pages[g][first:end]:
+                self._take(g, page)
+                new.pages[g].append(page)
+        new.root, new.node = table.root, table.node
+        if new.node is not None:
+            while new.node.end > n:
+                new.node = new.node.parent
+        return new
+
+    # ---- reuse -------------------------------------------------------------------
+
+    def match(self, table: Table, tokens, limit: int, key) -> int:
+        """Gives an empty table the pages of the longest prefix of tokens[:limit] that is
+        cached for `key` (adapter, salt), and returns its length: so many positions need
+        not be computed. In a window group only what position `length` sees is held."""
+        assert not table.copies and not any(table.pages)
+        if not self.reuse or limit <= 0:
+            return 0
+        n, path = self._index.match(key, tokens, limit)
+        if n:
+            for g, window in enumerate(self.windows):
+                first = min(max(0, n - window + 1) // PAGE, len(path)) if window else 0
+                table.pages[g].extend([GONE] * first)
+                table.first[g] = first
+                for node in path[first:]:
+                    self._take(g, node.pages[g])
+                    table.pages[g].append(node.pages[g])
+                    if window:
+                        node.seen = True
+            for node in path:
+                node.hits += 1
+            table.root = path[0].root
+            table.node = path[n // PAGE - 1] if n >= PAGE else table.root
+        return n
+
+    def publish(self, table: Table, tokens, n: int, key) -> None:
+        """The first n tokens are computed: their full pages enter the index. Where it knows
+        the same history already, the table goes over to its pages and gives back its own."""
+        if not self.reuse:
+            return
+        node = table.node
+        if node is not None and node.alive:
+            if n - node.end < PAGE:      # every step of a decode but one in PAGE ends here
+                return
+        elif n < PAGE:
+            return
+        else:                            # the first time, or the entries were dropped in the meantime
+            table.root = node = self._index.root(key)
+        for start in range(node.end, n - PAGE + 1, PAGE):
+            node = self._enter(table, node, tokens, start, PAGE)
+        table.node = node
+
+    def clear(self, key=None) -> None:
+        """Drops what the index knows: of one key, or all of it. Pages in use stay with their tables."""
+        for root in self._index.roots(key):
+            self._drop_all(self._index.remove(root))
+
+    # ---- how ---------------------------------------------------------------------
+
+    def _take(self, g: int, page: int) -> None:
+        refs = self._refs[g]
+        refs[page] += 1
+        if refs[page] == 2 and self._entry[g][page] is not None:
+            self._index.busy(g, self._entry[g][page])
+
+    def _drop(self, g: int, page: int) -> None:
+        refs = self._refs[g]
+        refs[page] -= 1
+        if not refs[page]:
+            self._free[g].append(page)
+        elif refs[page] == 1 and self._entry[g][page] is not None:
+            self._index.idle(g, self._entry[g][page])
+        assert refs[page] >= 0
+
+    def _drop_all(self, pages) -> None:
+        """The index gave up these (group, page)."""
+        for g, page in pages:
+            self._drop(g, page)
+
+    def _shared(self, table: Table, start: int):
+        """Groups whose page that holds `start` is there already and somebody else's too."""
+        j = start // PAGE
+        return [g for g, pages in enumerate(table.pages)
+                if j < len(pages) and pages[j] != GONE and self._refs[g][pages[j]] > 1] if start % PAGE else ()
+
+    def _only_the_index(self, table: Table, start: int, shared) -> bool:
+        j = start // PAGE
+        return all(self._refs[g][table.pages[g][j]] == 2 and self._entry[g][table.pages[g][j]] is not None for g in shared)
+
+    def _give_up(self, table: Table, j: int, shared) -> None:
+        for g in shared:
+            node = self._entry[g][table.pages[g][j]]
+            if node is not None:
+                self._drop_all(self._index.remove(node))
+
+    def _enter(self, table: Table, parent, tokens, start: int, count: int):
+        """The index's node for tokens[start:start+count] behind `parent`, made from the table's pages where there is none."""
+        j = start // PAGE
+        node = self._index.find(parent, tokens, start, count)
+        if node is None:
+            node, dropped = self._index.add(parent, tokens, start, count)
+            for g, pages in enumerate(table.pages):
+                self._lend(g, node, pages[j])
+            self._drop_all(dropped)
+            return node
+        for g, pages in enumerate(table.pages):
+            mine, known = pages[j], node.pages[g]
+            if mine == known or mine == GONE:
+                continue
+            if known == GONE:
+                if node.end == start + count:        # a part of a page does not stand for all of it
+                    self._lend(g, node, mine)
+            else:
+                self._take(g, known)
+                pages[j] = known
+                self._drop(g, mine)
+        return node
+
+    def _lend(self, g: int, node, page: int) -> None:
+        """The index takes a reference to a table's page."""
+        if page != GONE:
+            assert self._entry[g][page] is None
+            node.pages[g] = page
+            self._entry[g][page] = node
+            self._refs[g][page] += 1
 
 
 def pages_for(window: int, n_ctx: int, n_batch: int) -> int:

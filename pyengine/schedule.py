@@ -129,7 +129,7 @@ class Scheduler:
                     for g, n in enumerate(self._will_need(other)):
                         spoken[g] += n
                 need = self._will_need(seq)
-                if any(n + s + len(self.running) > f for n, s, f in zip(need, spoken, self.cache.free)):
+                if any(n + s + len(self.running) > f for n, s, f in zip(need, spoken, self.cache.available)):
                     return
             self.waiting.popleft()
             if seq.table is None:
@@ -141,7 +141,7 @@ class Scheduler:
         """Pages per group that a sequence still has to take for the tokens it has now."""
         if seq.table is None:
             seq.table = self.cache.table()
-        missing = self.cache.missing(seq.table, len(seq.tokens))
+        missing = self.cache.missing(seq.table, seq.computed, len(seq.tokens))
         out = []
         for g, window in enumerate(self.cache.windows):
             most = missing[g]
@@ -211,10 +211,10 @@ class Scheduler:
             count = counts.get(seq, 0)
             if not count or seq.state != RUNNING:
                 continue
-            while not self.cache.extend(seq.table, seq.computed + count):
+            while self.cache.extend(seq.table, seq.computed, seq.computed + count) is None:
                 victim = self.running[-1]
                 if victim is seq:
-                    count = min(count, self.cache.room(seq.table) - seq.computed)
+                    count = min(count, self.cache.room(seq.table, seq.computed) - seq.computed)
                     if count > 0:
                         continue
                     count = 0
