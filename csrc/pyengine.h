@@ -232,6 +232,7 @@ typedef struct pe_sample { /* one row of logits, one token */
   const float *processed;  /* NULL, or n_rows values that take their place in the chain; -inf masks an id */
   int64_t n_rows, n;       /* rows of the head; ids below n may be sampled */
   const uint8_t *allowed;  /* NULL, or n flags: 0 masks an id */
+  const uint32_t *mask;    /* NULL, or (n + 31)/32 words: id i may be sampled if bit i%32 of word i/32 is set */
   const int32_t *bias_id;  /* n_bias ids, each once */
   const float *bias;       /* added; -inf bans */
   int64_t n_bias;
@@ -254,7 +255,7 @@ typedef struct pe_sample { /* one row of logits, one token */
   double logprob;          /* of the token: log-softmax of raw over all n_rows */
   float raw_max, log_sum;
   int32_t n_top_found;
-  int32_t top_id[PE_TOP_MAX];      /* by logprob descending, then id; masked ids (allowed, n) are not listed */
+  int32_t top_id[PE_TOP_MAX];      /* by logprob descending, then id; ids without a token (allowed, n) are not listed */
   double top_logprob[PE_TOP_MAX];
 } pe_sample;
 int64_t pe_sample_scratch(int64_t n_rows);       /* -1: n_rows out of range */

@@ -389,9 +389,19 @@ static int64_t choose(const pe_vops *v, const buffers *b, const float *x, int64_
 
 /* ---- adjusted logits ------------------------------------------------------------------------ */
 
-static void mask(float *x, int64_t n, const uint8_t *allowed) {
+static void mask_flags(float *x, int64_t n, const uint8_t *allowed) {
   if (!allowed) return;
   for (int64_t i = 0; i < n; i++) x[i] = allowed[i] ? x[i] : -__builtin_inff();
+}
+
+/* A grammar allows a handful of ids or nearly all: most words are 0 or full. */
+static void mask_bits(float *x, int64_t n, const uint32_t *mask) {
+  if (!mask) return;
+  for (int64_t w = 0; w * 32 < n; w++) {
+    if (mask[w] == 0xffffffffu) continue;
+    int64_t end = w * 32 + 32 < n ? w * 32 + 32 : n;
+    for (int64_t i = w * 32; i < end; i++) x[i] = mask[w] >> (i & 31) & 1 ? x[i] : -__builtin_inff();
+  }
 }
 
 /* A penalized logit; a masked one stays masked. */
@@ -437,7 +447,7 @@ static int logprobs(const pe_vops *v, const buffers *b, float max, pe_sample *s)
   const float *x = s->raw;
   if (s->allowed || s->n < s->n_rows) {
     memcpy(b->copy, s->raw, (size_t)s->n * sizeof(float));
-    mask(b->copy, s->n, s->allowed);
+    mask_flags(b->copy, s->n, s->allowed);
     x = b->copy;
     float ignored;
     int code = scan(x, s->n, 1, b->best, &ignored);
@@ -459,7 +469,7 @@ int pe_sample_run(pe_sample *s, const pe_vops *v) {
   int code = scan(s->raw, s->n_rows, 0, b.best, &max);
   if (code) return code;
   float raw_max = max;
-  int plain = !s->processed && !s->n_bias && !s->n_window && !s->n_generated && !s->allowed && s->n == s->n_rows;
+  int plain = !s->processed && !s->n_bias && !s->n_window && !s->n_generated && !s->allowed && !s->mask && s->n == s->n_rows;
   if (s->n_top >= 0) {
     code = logprobs(v, &b, raw_max, s);
     if (code) return code;
@@ -469,7 +479,8 @@ int pe_sample_run(pe_sample *s, const pe_vops *v) {
     memcpy(b.copy, s->processed ? s->processed : s->raw, (size_t)s->n_rows * sizeof(float));
     code = adjust(b.copy, (uint32_t *)b.cand, s);
     if (code) return code;
-    mask(b.copy, s->n, s->allowed);
+    mask_flags(b.copy, s->n, s->allowed);
+    mask_bits(b.copy, s->n, s->mask);
     x = b.copy;
     /* -inf is a ban or a processor's mask; NaN and +inf (1e38 and a penalty below 1) leave no answer */
     code = scan(x, s->n, 1, b.best, &max);

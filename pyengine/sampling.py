@@ -11,6 +11,7 @@ once per request (steps()):
     penalties      repeat: tokens of the last repeat_last_n of prompt and answer, logit
                    divided (multiplied if negative); then count * frequency + presence
                    for every token of the answer (the prompt does not count)
+    mask           ids that a grammar does not allow are out
     temperature 0  the best logit, ties by lowest id; nothing below is looked at
     top_k          the k best, ties by lowest id
     typical_p, top_p, min_p    each on what the one before left, at temperature 1
@@ -174,9 +175,11 @@ class Sampler:
             self._keep.append(ffi.from_buffer("uint8_t[]", flags))
             c.allowed = self._keep[-1]
 
-    def sample(self, logits, prompt, generated, position: int, sequence: int = 0) -> Sampled:
-        """The token at `position`, given its logits (an address or a float *; n_vocab of them, not written to)."""
+    def sample(self, logits, prompt, generated, position: int, sequence: int = 0, mask=None) -> Sampled:
+        """The token at `position`, given its logits (an address or a float *; n_vocab of them, not written to).
+        mask: None, or the ids that may come (an address or a uint32_t *; a bit per row)."""
         c = self._c
+        c.mask = ffi.NULL if mask is None else ffi.cast("uint32_t *", mask)
         c.raw = ffi.cast("float *", logits) if isinstance(logits, int) else logits
         c.position, c.sequence = position, sequence
         if self._repeat_n:
@@ -222,7 +225,10 @@ class Sampler:
         if code == lib.PE_ENONFINITE:
             raise NonFiniteError(f"position {position}: a logit is NaN or infinite")
         if code == lib.PE_EEMPTY:
-            raise RequestError(f"position {position}: logit_bias, processors or a mask leave no token to choose from",
+            what = "logit_bias, processors or a mask leave"
+            if self._c.mask:
+                what = "of the tokens that the grammar allows, logit_bias or processors leave"
+            raise RequestError(f"position {position}: {what} no token to choose from",
                                param="processors" if self.params.processors else "logit_bias")
         raise PyengineError(f"sampling failed with status {code}")
 

@@ -39,13 +39,16 @@ ALLOWED = {
     "tune": {"native", "plan", "catalog", "machine", "__init__"},
     "yardstick": {"native", "machine"},
     "request": {"sampling"},
+    "gbnf": set(),
+    "schema": set(),
+    "grammar": {"gbnf", "schema", "native"},
     "llama": {"request", "grammar", "fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
     "aio": {"llama"},
     "serve": {"aio", "llama", "request", "sampling", "__init__"},
     "compat": {"llama", "grammar", "gguf", "tokenizer", "chat", "sampling", "native", "machine"},
     "cli": {"serve", "llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }
-HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub")
+HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub", "llguidance")
 
 
 def unit(path):

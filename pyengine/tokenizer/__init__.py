@@ -105,11 +105,12 @@ class Tokenizer:
 
     # --- text to ids -------------------------------------------------------------------------------
 
-    def encode(self, text, special=False, add_bos=None, add_eos=None, shield=""):
+    def encode(self, text, special=False, add_bos=None, add_eos=None, shield="", continued=False):
         """Ids of text (str or bytes).
 
         special: texts of control tokens become those tokens; user-defined tokens always do.
         add_bos, add_eos: None is what the file says; neither is added where the ids already have it.
+        continued: the text goes on from another, so no blank is put before it.
         shield: a character that Template.encode has put into the texts of users; it is taken out
         after control tokens are found.
         """
@@ -119,7 +120,7 @@ class Tokenizer:
             raise TypeError(f"text: {type(text).__name__}, expected str or bytes")
         model = self._model or self._build()
         ids = []
-        first = True
+        first = not continued
         for part in self.controls.split(text, shield) if special else [text] if text else []:
             if isinstance(part, int):
                 ids.append(part)
