@@ -23,8 +23,10 @@ STACK_BYTES = 64 << 20              # address space of the thread that compiles,
 
 # One blank, or a line end and an indent: what models write, and no room for a run of blanks without end.
 WHITESPACE = r"[ ]|\n[ \t]{0,20}"
-# Every other escape is a second way to write a character: "\u0061" would be a name beside "a" and escape a's schema.
-ESCAPES = '"\\bfnrt'
+# \u0061 would be a second way to write "a", and as a name escape the schema of a; \b and \f, see pattern.py.
+ESCAPES = '"\\nrt'
+
+_JSON = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
 
 # llguidance's own values, except the states (1 to 2 kB each; its 250,000 would be half a GB per request).
 _LIMITS = {"max_items_in_row": 5000, "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000,
@@ -154,8 +156,7 @@ def _compile(ll, param: str, text: str):
     """A matcher at its beginning with the first mask computed, so that copies share what that took."""
     lg = _llguidance()
     if param == "json_schema":
-        source = lg.LLMatcher.grammar_from_json_schema(text, overrides={
-            "lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES})
+        source = lg.LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
     elif param == "regex":
         source = lg.LLMatcher.grammar_from_regex(text)
     else:
@@ -178,23 +179,29 @@ def _checked_lark(text: str) -> str:
     rules = text.count(":")
     if rules > MAX_RULES:
         raise GrammarError(f"lark: {rules} colons, so perhaps as many rules; at most {MAX_RULES}", param="lark")
-    at = text.find("%json")
-    while at >= 0:
-        rest = text[at + 5:].lstrip()
+    out, at = [], 0
+    while (begin := text.find("%json", at)) >= 0:
+        begin = len(text) - len(text[begin + 5:].lstrip())
         try:
-            if schema.depth(rest) > schema.MAX_DEPTH:
+            if schema.depth(text[begin:]) > schema.MAX_DEPTH:
                 raise ValueError(f"brackets are nested more than {schema.MAX_DEPTH} deep")
-            root, _ = json.JSONDecoder().raw_decode(rest)
+            root, end = json.JSONDecoder().raw_decode(text, begin)
         except (ValueError, RecursionError) as e:
             raise GrammarError(f"lark: %json is followed by no JSON: {e}", param="lark") from None
         if isinstance(root, dict):
             schema.check(root, "lark")
-        at = text.find("%json", at + 5)
-    return text
+            root["x-guidance"] = _JSON
+        out += text[at:begin], json.dumps(root, ensure_ascii=False)
+        at = end
+    return "".join([*out, text[at:]])
 
 
 def _refused(param: str, why: str) -> GrammarError:
     why = " ".join(why.replace("<non-verbose/>", "").split())
+    if why.startswith("NoExtension"):
+        return GrammarError(f"{param}: no text satisfies it", param=param)
+    if why.startswith("oneOf"):
+        why = "oneOf is supported where types, constants or required properties tell its alternatives apart; say anyOf"
     return GrammarError(f"{param} cannot be honoured: {quoted(why, 400)}", param=param)
 
 

@@ -2,12 +2,13 @@
 
 llguidance ignores words that it does not know, follows $ref by recursion and builds an automaton as large as
 multipleOf says; so size, depth, references and words are checked here, before. Not a validator of
-documents and not a compiler. Imports errors only; may be imported by grammar.
+documents and not a compiler. Imports errors and pattern; may be imported by grammar.
 """
 import json
 import math
 
 from .errors import GrammarError, quoted
+from .pattern import UNWRITTEN, translated
 
 MAX_BYTES = 256 * 1024     # of a schema's text
 MAX_DEPTH = 100            # of its brackets; llguidance's reader ends at 128
@@ -78,7 +79,7 @@ def depth(text: str) -> int:
 
 
 def check(root: dict, param: str = "json_schema") -> None:
-    """Walks all subschemas; takes out what means nothing, raises GrammarError for what cannot be honoured."""
+    """Walks all subschemas; takes out what means nothing, translates patterns, refuses what cannot be honoured."""
     n_refs, multiple = 0, 1
     todo = [(root, "#")]
     while todo:
@@ -92,7 +93,7 @@ def check(root: dict, param: str = "json_schema") -> None:
         for word, value in node.items():
             at = f"{path}/{word}"
             if word in ("const", "enum", "properties", "required") and (bad := _control(list(value) if word == "properties" else value)) is not None:
-                raise fail(f"{quoted(bad, 60)} has a control character other than \\b \\f \\n \\r \\t", at, param)
+                raise fail(f"{quoted(bad, 60)} has a control character other than \\n \\r \\t", at, param)
             if word in _ONE:
                 many = isinstance(value, list) and word == "items"       # drafts before 2020-12
                 todo += [(v, f"{at}/{i}") for i, v in enumerate(value)] if many else [(value, at)]
@@ -108,6 +109,11 @@ def check(root: dict, param: str = "json_schema") -> None:
                 todo += [(v, f"{at}/{name}") for name, v in value.items()]
             elif word not in _PLAIN and word not in _ANNOTATIONS and (not word.startswith("x-") or word == "x-guidance"):
                 raise fail(f"the keyword {quoted(word, 60)} is not supported", path, param)
+        if isinstance(node.get("pattern"), str):
+            node["pattern"] = _pattern(node["pattern"], f"{path}/pattern", param)
+        if "patternProperties" in node:
+            node["patternProperties"] = {_pattern(name, f"{path}/patternProperties", param): v
+                                         for name, v in node["patternProperties"].items()}
         if "$ref" in node:
             n_refs += 1
             if n_refs > MAX_REFS:
@@ -118,6 +124,13 @@ def check(root: dict, param: str = "json_schema") -> None:
                 raise fail(f"multipleOf {quoted(node['multipleOf'], 40)}: the least common multiple of all is more than {MAX_MULTIPLE} "
                            f"units of the last digit", path, param)
         _check_count(node, path, param)
+
+
+def _pattern(text: str, path: str, param: str) -> str:
+    try:
+        return translated(text)
+    except ValueError as e:
+        raise fail(f"{quoted(text, 60)}: {e}", path, param) from None
 
 
 def _check_count(node: dict, path: str, param: str) -> None:
@@ -131,8 +144,8 @@ def _check_count(node: dict, path: str, param: str) -> None:
                    f"additionalProperties false", path, param)
 
 
-# grammar.ESCAPES leaves no way to write these, and llguidance leaves them out of a text without a word.
-_UNWRITTEN = frozenset(map(chr, range(32))) - frozenset("\b\f\n\r\t")
+# llguidance leaves these out of a text without a word, where grammar.ESCAPES leaves no way to write them.
+_UNWRITTEN = frozenset(map(chr, UNWRITTEN))
 
 
 def _control(value):
