@@ -43,13 +43,13 @@ class Grammars:
         self._compiled = OrderedDict()       # (param, text): (matcher that nothing was fed, its estimated bytes)
         self._bytes = 0
 
-    def constraint(self, param: str, value, *, end_ids=None, banned=frozenset(), force=True) -> "Constraint":
-        """param: json_schema, regex, grammar or lark. end_ids: ids that may end the answer where the grammar allows
-        it (None: the model's). banned: ids that are not to be forced; force False: none is."""
+    def constraint(self, param: str, value, *, may_end=True, banned=frozenset(), force=True) -> "Constraint":
+        """param: json_schema, regex, grammar or lark. may_end False: the answer goes on while the grammar lets it.
+        banned: ids that are not to be forced; force False: none is."""
         text = schema.text_of(value) if param == "json_schema" else _text(param, value)
         with self._lock:
             matcher = self._matcher(param, text).deep_copy()
-        hidden = () if end_ids is None else tuple(self._tokenizer.end_ids - end_ids)
+        hidden = () if may_end else tuple(self._tokenizer.end_ids)
         return Constraint(param, matcher, self._n_words(), hidden, banned, force)
 
     def _n_words(self) -> int:

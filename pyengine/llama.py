@@ -9,6 +9,7 @@ chat() messages is plain: only the template's own control tokens count. tokenize
 takes `special`. A beginning-of-sequence token is added where the file says so,
 never twice. Token prompts are used as they are. Nothing unescapes backslashes.
 """
+import math
 import os
 import sys
 import threading
@@ -101,7 +102,7 @@ class Llama:
         self._close = weakref.finalize(self, _close, self._thread, self._gguf)
         self._lock = threading.RLock()
         self._tokenizer = None
-        self._template = self._scratch = None
+        self._template = self._scratch = self._grammars = None
         self._say(f"{self._program.arch}, {len(self._gguf.tensors)} tensors, "
                   f"{sum(f.size for f in self._gguf.files) / 1e6:.0f} MB; n_ctx {self.n_ctx} "
                   f"(trained {self.n_ctx_train}), {self.n_threads} threads ({self.n_threads_batch} for batches), "
@@ -151,14 +152,14 @@ class Llama:
             raise RequestError(f"prompt: {len(prompts) if isinstance(prompts, (list, tuple)) else type(prompts).__name__} prompts with n={o.n}, "
                                f"1 to {MAX_PROMPTS} answers are expected of one call", param="prompt")
         prompts, params = [self._prompt(list(p)) for p in prompts], o.params(tokenizer)
-        constraint = self._constraint(o)
+        constraint = self._constraint(o, params)
         jobs = []
         for tokens in prompts:
             sampler = self._sampler(params)
             parent = None
             for sequence in range(o.n):
                 job = Job(tokens, tokenizer=tokenizer, stops=o.stop, logprobs=o.logprobs is not None, notify=notify,
-                          sampler=sampler, max_tokens=o.max_tokens, end_ids=frozenset() if o.ignore_eos else tokenizer.end_ids,
+                          sampler=sampler, max_tokens=o.max_tokens, end_ids=frozenset() if o.ignore_eos and constraint is None else tokenizer.end_ids,
                           sequence=sequence, parent=parent, priority=o.priority, key=o.key, salt=o.salt, deadline=o.deadline,
                           constraint=constraint and constraint.fork())
                 parent = parent or job.request
@@ -367,14 +368,20 @@ class Llama:
         seed = new_seed() if params.seed is None else params.seed
         return Sampler(params, n_rows, seed, min(self.tokenizer.n_vocab, n_rows), scratch=self._scratch)
 
-    def _constraint(self, options):
+    def _constraint(self, options, params):
         """What the answer has to follow, or None."""
-        given = {name: getattr(options, name) for name in CONSTRAINTS if getattr(options, name) is not None}
-        if not given:
+        name = next((name for name in CONSTRAINTS if getattr(options, name) is not None), None)
+        if name is None:
             return None
-        from . import grammar
+        with self._lock:
+            if self._grammars is None:
+                from .grammar import Grammars
 
-        return grammar.constraint(self, **given)
+                self._grammars = Grammars(self.tokenizer, self._program.n_vocab)
+        # A banned token is never forced, and what a processor would make of one is not known.
+        banned = frozenset(i for i, bias in params.logit_bias if bias == -math.inf)
+        return self._grammars.constraint(name, getattr(options, name), may_end=not options.ignore_eos, banned=banned,
+                                         force=not params.processors)
 
     def _answers(self, prompts, stream, several, options):
         """One answer, or a list of them if there may be several."""

@@ -121,8 +121,9 @@ class Job:
         self._stops = StopStrings(stops)
         self._decoder = None
         if tokenizer is not None:
-            # A blank that encoding puts before a text is dropped again only where the text begins here.
-            self._decoder = tokenizer.decoder(continued=any(tokenizer.is_text(t) for t in prompt))
+            # A blank that encoding puts before a text is dropped again only where the text begins here, and
+            # never from what follows a grammar, which says whether there is one.
+            self._decoder = tokenizer.decoder(continued=request.get("constraint") is not None or any(tokenizer.is_text(t) for t in prompt))
         self.request = Request(prompt, sampler=sampler, on_token=self._token if tokenizer is not None else None,
                                on_end=self._end, **request)
 
