@@ -9,13 +9,15 @@ raises) ends that request. What goes wrong in a step as a whole (the file change
 ends the requests of that step. Neither ends the engine.
 """
 import contextlib
+import heapq
 import os
 import time
 
+from .answer import Request
 from .cache import Cache
-from .errors import StoppedError
+from .errors import DeadlineError, StoppedError
 from .plan import Seq, Step
-from .schedule import DONE, Scheduler, Sequence
+from .schedule import DONE, Scheduler
 
 # While others decode or wait, prompts are cut so that a step takes about this long.
 STEP_SECONDS = 0.1
@@ -28,61 +30,29 @@ BATCH_ROWS = 8
 UNEQUAL_ROWS = 64
 
 
-class Request:
-    """One sequence from its prompt to its end: what to compute, how to choose, and what came of it.
-
-    sampler: chooses each next token; None: logits only, see rows.
-    rows: a float32 array [len(prompt), n_vocab] that receives the logits of every position.
-    on_token(sampled) -> bool: called for each token that is kept; true ends the request with "stop".
-    on_end(): called once, when finish_reason or error is set.
-    sequence: which of the answers to its prompt this is; parent: the request whose prompt it shares.
-    priority, key: who goes first, see schedule.py. salt: the cache is shared under an equal one only.
-    deadline: a moment of the monotonic clock. constraint: what the answer has to follow (grammar.py).
-    """
-
-    __slots__ = ("prompt", "tokens", "sampler", "max_tokens", "end_ids", "rows", "on_token", "on_end", "seq", "sequence", "salt",
-                 "deadline", "constraint", "cached", "finish_reason", "error", "added", "started", "prompted", "ended")
-
-    def __init__(self, prompt, *, sampler=None, max_tokens=None, end_ids=frozenset(), rows=None, on_token=None, on_end=None,
-                 sequence=0, parent=None, priority=0, key="", salt="", deadline=None, constraint=None):
-        self.prompt = list(prompt)
-        self.tokens = []             # what was generated and kept; the token that ends a turn is not
-        self.sampler = sampler
-        self.max_tokens = max_tokens
-        self.end_ids = end_ids
-        self.rows = rows
-        self.on_token, self.on_end = on_token, on_end
-        self.sequence, self.salt, self.deadline, self.constraint = sequence, salt, deadline, constraint
-        self.seq = Sequence(self.prompt, wanted_from=None if rows is None else 0, owner=self, priority=priority, key=key,
-                            parent=None if parent is None else parent.seq)
-        self.cached = 0              # positions of the prompt that were not computed
-        self.finish_reason = None    # "stop", "length", "deadline"; None while it runs, after an error, and when cancelled
-        self.error = None
-        self.added = self.started = self.prompted = self.ended = None    # seconds of the monotonic clock
-
-    @property
-    def done(self) -> bool:
-        return self.ended is not None
-
-
 class Engine:
-    def __init__(self, program, *, n_pages, n_threads, n_threads_batch=None, limit=None, cpus=None, profile=False):
+    def __init__(self, program, *, n_pages, n_threads, n_threads_batch=None, limit=None, cpus=None, profile=False, reuse=True,
+                 guesses=None):
         """Opens the program: makes its threads and its (untouched) memory. n_threads_batch: threads of steps
         of BATCH_ROWS (or UNEQUAL_ROWS) rows and more; None: n_threads. limit() is asked before each step for the most threads it may
-        take (machine.CpuLimit); cpus: where each thread may run (machine.binding), the first the one that steps."""
+        take (machine.CpuLimit); cpus: where each thread may run (machine.binding), the first the one that steps.
+        reuse: keep what was computed for prompts that begin alike. guesses: what tries to know tokens before they are
+        computed: propose(requests, room) sets their seq.draft, measured(rows, seconds) and verified(request, proposed,
+        accepted) tell what came of it."""
         self.program = program
         self.n_ctx = program.n_ctx
         self.n_threads, self.n_threads_batch = n_threads, n_threads_batch or n_threads
         self._limit, self._cpus = limit, cpus
         program.open(pages=list(n_pages), n_threads=max(self.n_threads, self.n_threads_batch), profile=profile, cpus=cpus)
-        self.cache = Cache([g.window or 0 for g in program.groups], n_pages)
+        self.cache = Cache([g.window or 0 for g in program.groups], n_pages, reuse=reuse)
         self.scheduler = Scheduler(self.cache, max_seqs=program.max_seqs, max_tokens=program.max_tokens,
                                    max_wanted=program.max_wanted)
         self.current = ()            # requests of the step that runs now
         self.fault = None            # what ended the last step, if it did not run
-        self.n_live = 0              # requests that were added and have not ended
-        self.counters = dict.fromkeys(("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "proposed",
-                                       "accepted"), 0)
+        self.guesses = guesses
+        self.n_ended = 0             # requests, so far
+        self._deadlines = []         # (moment, number, request), a heap
+        self.counters = dict.fromkeys(("steps", "prompt_tokens", "generated_tokens", "proposed", "accepted"), 0)
         self._rows_per_second = None # of steps that held prompts
 
     @property
@@ -98,8 +68,15 @@ class Engine:
     def add(self, request: Request) -> None:
         assert 0 < len(request.prompt) <= self.n_ctx, "checked by whoever takes requests from outside"
         request.added = time.monotonic()
-        self.n_live += 1
+        try:
+            request.begin(self.n_ctx)
+        except BaseException as e:           # a grammar that breaks breaks its own request
+            self._end(request, error=e)
+            return
+        self.counters["prompt_tokens"] += len(request.prompt)
         self.scheduler.add(request.seq)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.seq.age, request))
 
     def cancel(self, request: Request, error=None) -> None:
         """Ends a request between steps, with no finish_reason."""
@@ -109,21 +86,23 @@ class Engine:
     def stats(self) -> dict:
         """Integers: what runs and waits, pages per group, counters."""
         cache, scheduler = self.cache, self.scheduler
-        free = cache.free
-        return {"running": len(scheduler.running), "waiting": len(scheduler.waiting), "pages_total": list(cache.n_pages),
-                "pages_used": [n - f for n, f in zip(cache.n_pages, free)], "pages_cached": [0] * len(free), "pages_free": list(free),
-                **self.counters, "evictions": 0}
+        return {"running": len(scheduler.running), "waiting": scheduler.n_waiting, "pages_total": list(cache.n_pages),
+                "pages_used": list(cache.used), "pages_cached": list(cache.cached), "pages_free": list(cache.free), **self.counters,
+                "cached_tokens": scheduler.n_cached, "preemptions": scheduler.n_preempted, "evictions": cache.evictions}
 
     def step(self) -> None:
         """Schedule, run, sample, commit."""
+        if self._deadlines:
+            self._pass_deadlines()
+        if self.guesses is not None:
+            self._guess()
         chunks = self.scheduler.next_step(self._prompt_rows())
         if not chunks:
             return
         tokens, seqs, wanted = [], [], []
         for c in chunks:
-            n = len(tokens) + c.count
-            tokens += c.seq.tokens[c.start:c.start + c.count]
-            wanted.extend(range(n - c.n_wanted, n))
+            tokens += c.tokens()
+            wanted.extend(range(len(tokens) - c.n_wanted, len(tokens)))
             seqs.append(Seq(c.start, c.count, c.seq.table.pages))
         begin = time.monotonic()
         self.current = [c.seq.owner for c in chunks]
@@ -135,7 +114,7 @@ class Engine:
             n_threads = self.n_threads if few else self.n_threads_batch
             if self._limit is not None:
                 n_threads = min(n_threads, self._limit())
-            logits = self.program.run(Step(tokens, seqs, wanted, n_threads=n_threads))
+            logits = self.program.run(Step(tokens, seqs, wanted, self.scheduler.copies, n_threads=n_threads))
         except StoppedError:
             self.program.stop(False)
             return                   # nothing was committed; who is still wanted is planned again
@@ -147,24 +126,23 @@ class Engine:
         finally:
             self.current = ()
         self.fault = None
-        self.counters["steps"] += 1
         now = time.monotonic()
-        if len(tokens) > len(chunks):
-            rate = len(tokens) / max(now - begin, 1e-6)
-            old = self._rows_per_second
-            self._rows_per_second = rate if old is None else 0.5 * (old + rate)
+        self._measure(chunks, len(tokens), now - begin)
         self.scheduler.commit(chunks)
         i = 0
         for c in chunks:
-            request = c.seq.owner
-            try:
-                if request.rows is not None:
-                    self._copy(request, c, logits, i)
-                elif c.n_wanted:
-                    self._choose(request, logits, i, now)
-            except BaseException as e:     # also SystemExit from a processor: it must not end the others' engine
-                self._end(request, error=e)
-            i += c.n_wanted
+            if c.n_wanted:
+                request = c.seq.owner
+                try:
+                    if request.rows is not None:
+                        self._copy(request, c, logits, i)
+                    else:
+                        if request.prompted is None:
+                            request.prompted = now
+                        self._answer(request, c, logits, i)
+                except BaseException as e:     # also SystemExit from a processor: it must not end the others' engine
+                    self._end(request, error=e)
+                i += c.n_wanted
 
     def close(self) -> None:
         """Ends every request that is left and gives back threads and memory."""
@@ -177,6 +155,35 @@ class Engine:
             return None
         return max(8, int(STEP_SECONDS * self._rows_per_second))
 
+    def _measure(self, chunks, rows: int, seconds: float) -> None:
+        self.counters["steps"] += 1
+        if any(c.count - c.n_draft > 1 for c in chunks):
+            rate = rows / max(seconds, 1e-6)
+            old = self._rows_per_second
+            self._rows_per_second = rate if old is None else 0.5 * (old + rate)
+        elif self.guesses is not None:
+            self.guesses.measured(rows, seconds)
+
+    def _pass_deadlines(self) -> None:
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if request.done:
+                continue
+            if request.tokens:
+                self._end(request, "deadline")
+            else:
+                self._end(request, error=DeadlineError(f"the deadline of {request.deadline - request.added:.3g} s passed before the first token"))
+
+    def _guess(self) -> None:
+        """Guesses for a step that only decodes; one that holds prompts has no time for them."""
+        scheduler = self.scheduler
+        running = scheduler.running
+        if running and (not scheduler.n_waiting or len(running) == scheduler.max_seqs) and all(s.left == 1 for s in running):
+            room = min(scheduler.max_tokens, scheduler.max_wanted) - len(running)
+            if room > 0:
+                self.guesses.propose([s.owner for s in running], room)
+
     def _copy(self, request: Request, chunk, logits, i: int) -> None:
         first = chunk.start + chunk.count - chunk.n_wanted
         for j in range(chunk.n_wanted):
@@ -184,31 +191,41 @@ class Engine:
         if request.seq.computed == len(request.prompt):
             self._end(request, "stop")
 
-    def _choose(self, request: Request, logits, i: int, now: float) -> None:
-        seq = request.seq
-        if request.prompted is None:
-            request.prompted = now
-        if request.max_tokens == 0 or len(seq.tokens) >= self.n_ctx:
-            self._end(request, "length")
-            return
-        sampled = request.sampler.sample(logits.address(i), request.prompt, request.tokens, len(seq.tokens), request.sequence)
-        if sampled.token in request.end_ids:
-            self._end(request, "stop")
-            return
-        self.counters["generated_tokens"] += 1
-        request.tokens.append(sampled.token)
-        seq.tokens.append(sampled.token)
-        if request.on_token is not None and request.on_token(sampled):
-            self._end(request, "stop")
-        elif len(request.tokens) == request.max_tokens or len(seq.tokens) >= self.n_ctx:
-            self._end(request, "length")
+    def _answer(self, request: Request, chunk, logits, i: int) -> None:
+        """The rows of a request, in order, as long as the tokens they were computed from are the answer's."""
+        seq, had = request.seq, len(request.tokens)
+        draft, accepted = seq.draft if chunk.n_draft else (), 0
+        position = chunk.start + chunk.count - chunk.n_wanted
+        certain = chunk.start + chunk.count - chunk.n_draft - 1      # position of the last token that was no guess
+        seq.draft = []
+        try:
+            while True:
+                reason = request.row(logits.address(i), position)
+                if reason is not None:
+                    self._end(request, reason)
+                    break
+                position, i = position + 1, i + 1
+                if position == chunk.start + chunk.count:
+                    break
+                if position > certain:
+                    if draft[position - certain - 1] != seq.tokens[position]:
+                        break
+                    self.scheduler.accept(seq, 1)
+                    accepted += 1
+        finally:
+            counters = self.counters
+            counters["generated_tokens"] += len(request.tokens) - had
+            if draft:
+                counters["proposed"] += len(draft)
+                counters["accepted"] += accepted
+                self.guesses.verified(request, len(draft), accepted)
 
     def _end(self, request: Request, finish_reason=None, error=None) -> None:
         if request.done:
             return
         request.finish_reason, request.error = finish_reason, error
         request.ended = time.monotonic()
-        self.n_live -= request.added is not None
+        self.n_ended += 1
         if request.seq.state != DONE:
             self.scheduler.remove(request.seq)
         if request.on_end is not None:

@@ -93,7 +93,7 @@ class Llama:
             if mlock:
                 self._lock_weights()
             engine = Engine(self._program, n_pages=self.memory.pages, n_threads=most[0], n_threads_batch=most[1], limit=limit,
-                            cpus=machine.binding(max(most)), profile=profile)
+                            cpus=machine.binding(max(most)), profile=profile, reuse=self.prefix_cache)
             fit.promise(self.memory)
         except BaseException:
             self._gguf.close()

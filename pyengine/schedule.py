@@ -1,37 +1,52 @@
 """Who runs in the next step: sequences, their order and their pages. Integers only.
 
-A step is a ragged list of chunks (sequence, start, count): a decode is count 1,
-a piece of a prompt is more, and nothing else distinguishes them. Since every
-logit has one bit pattern however a prompt is cut and whoever shares the step,
-nothing decided here can change an answer; it decides only who waits.
+A step is a ragged list of chunks (sequence, start, count): a decode is one row and
+what is guessed behind it, a piece of a prompt is more, and nothing else distinguishes
+them. Since every logit has one bit pattern however a prompt is cut and whoever shares
+the step, nothing decided here can change an answer; it decides only who waits.
 
-  * Every sequence that only needs its next token gets one row, in turn if
+  * Sequences have a rank: priority 0 before 1, then by age. Rank decides who is
+    seated, who gets the rows that prompts share, and, from its other end, who gives
+    up all of its pages when a pool runs out and is computed again later.
+  * Every seated sequence that only needs its next token gets one row, in turn if
     there are more of them than a step has rows.
-  * What is left of the step's rows is shared equally among the prompts; the
-    remainder goes round, so that no prompt waits behind a longer one.
-  * When a pool runs out of pages, the youngest running sequence gives up all
-    of its pages and is computed again later. The oldest never does, so with work
-    waiting some sequence always advances.
+  * What is left of the step's rows is shared equally among the keys that have
+    prompts, and in each among its prompts, so that neither a long prompt nor many of
+    one client keep another's waiting; what does not divide goes to the key that has
+    had least. Keys take turns in being seated, too.
+  * Whoever waits with priority 0 takes the seat or the pages of a sequence of
+    priority 1. So that those do not starve, the oldest of them is promoted to
+    priority 0 when it has not advanced for PATIENCE steps; one at a time, so that a
+    heap of old batch work does not come before people.
+  * The first in rank is never short of pages, so with work waiting some sequence
+    always advances; and the oldest request becomes the first in rank.
+  * A sequence with a parent waits until the parent's prompt is computed, and then
+    shares its pages (n answers to one prompt); if the parent ends or gives way
+    before, it goes its own way.
 
 This is not the engine: it runs nothing, samples nothing and knows no text.
 Imported by engine. Imports cache.
 """
+from bisect import insort
 from collections import deque
 
-from .cache import Cache, pages_for
+from .cache import PAGE, Cache, pages_for
 
 WAITING, RUNNING, DONE = "waiting", "running", "done"
+
+PATIENCE = 256               # steps; half a minute at the 100 ms of a step that computes prompts
 
 
 class Sequence:
     """Tokens to compute, in order. `tokens` starts as the prompt and grows by what was sampled."""
 
-    __slots__ = ("tokens", "n_prompt", "wanted_from", "computed", "table", "state", "age", "owner", "n_preempted",
-                 "priority", "key", "parent", "draft")
+    __slots__ = ("tokens", "n_prompt", "wanted_from", "computed", "table", "state", "age", "owner", "n_preempted", "rank",
+                 "priority", "key", "space", "parent", "children", "draft", "n_cached", "_reached", "_published")
 
-    def __init__(self, tokens, *, wanted_from=None, owner=None, priority=0, key="", parent=None):
-        """wanted_from: the first position whose logits are wanted; None: the last one of the prompt."""
-        assert len(tokens) > 0
+    def __init__(self, tokens, *, wanted_from=None, owner=None, priority=0, key="", space=None, parent=None):
+        """wanted_from: the first position whose logits are wanted; None: the last one of the prompt.
+        space: sequences share what is cached only within one (adapter, salt)."""
+        assert len(tokens) > 0 and priority in (0, 1)
         self.tokens = list(tokens)
         self.n_prompt = len(self.tokens)
         self.wanted_from = self.n_prompt - 1 if wanted_from is None else wanted_from
@@ -41,8 +56,13 @@ class Sequence:
         self.age = -1
         self.owner = owner
         self.n_preempted = 0
-        self.priority, self.key, self.parent = priority, key, parent
+        self.priority, self.key, self.space = priority, key, space
+        self.parent, self.children = parent, ()      # children: those that wait for this prompt
         self.draft = []              # what the next tokens may be: computed along with the last one, counted only if right
+        self.n_cached = None         # positions that were there when it was first seated
+        self.rank = None
+        self._reached = 0            # most of `computed` so far: what is computed again is no advance
+        self._published = 0          # full pages that the prefix index was told of
 
     @property
     def left(self) -> int:
@@ -50,55 +70,141 @@ class Sequence:
 
 
 class Chunk:
-    """Positions start .. start+count-1 of a sequence; the last n_wanted of them want logits."""
+    """Positions start .. start+count-1 of a sequence; the last n_wanted of them want logits, the last n_draft are guesses."""
 
-    __slots__ = ("seq", "start", "count", "n_wanted")
+    __slots__ = ("seq", "start", "count", "n_wanted", "n_draft")
 
-    def __init__(self, seq: Sequence, start: int, count: int, n_wanted: int):
-        self.seq, self.start, self.count, self.n_wanted = seq, start, count, n_wanted
+    def __init__(self, seq: Sequence, start: int, count: int, n_wanted: int, n_draft: int):
+        self.seq, self.start, self.count, self.n_wanted, self.n_draft = seq, start, count, n_wanted, n_draft
+
+    def tokens(self) -> list:
+        seq = self.seq
+        if self.n_draft:
+            return seq.tokens[self.start:] + seq.draft
+        return seq.tokens[self.start:self.start + self.count]
+
+
+class Queue:
+    """Those of one priority that wait: first who ran before, by age, then the keys in turn, each by age."""
+
+    def __init__(self):
+        self._back = []              # (age, sequence)
+        self._keys = {}              # key -> its sequences; the first key is the next
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __iter__(self):
+        yield from (seq for _, seq in self._back)
+        for line in self._keys.values():
+            yield from line
+
+    def push(self, seq) -> None:
+        self._keys.setdefault(seq.key, deque()).append(seq)
+        self._n += 1
+
+    def push_back(self, seq) -> None:
+        insort(self._back, (seq.age, seq))
+        self._n += 1
+
+    def head(self):
+        if self._back:
+            return self._back[0][1]
+        return next(iter(self._keys.values()))[0] if self._keys else None
+
+    def pop(self) -> None:
+        """Takes the head away; its key is the last now."""
+        self._n -= 1
+        if self._back:
+            del self._back[0]
+            return
+        key = next(iter(self._keys))
+        line = self._keys.pop(key)
+        line.popleft()
+        if line:
+            self._keys[key] = line
+
+    def remove(self, seq) -> None:
+        self._n -= 1
+        if (seq.age, seq) in self._back:
+            self._back.remove((seq.age, seq))
+            return
+        line = self._keys[seq.key]
+        line.remove(seq)
+        if not line:
+            del self._keys[seq.key]
 
 
 class Scheduler:
-    def __init__(self, cache: Cache, *, max_seqs: int, max_tokens: int, max_wanted: int):
+    def __init__(self, cache: Cache, *, max_seqs: int, max_tokens: int, max_wanted: int, patience: int = PATIENCE):
         """At most max_seqs sequences run at one time; a step has at most
         max_tokens rows, of which at most max_wanted want logits."""
         assert max_seqs > 0 and max_tokens > 0 and max_wanted > 0
         self.cache = cache
         self.max_seqs, self.max_tokens, self.max_wanted = max_seqs, max_tokens, max_wanted
-        self.waiting = deque()       # oldest first
-        self.running = []            # oldest first
+        self.running = []            # by rank
+        self.copies = []             # (group, source, target) that the planned step has to make first
+        self.n_preempted = self.n_cached = 0
+        self._queues = (Queue(), Queue())
+        self._n_held = 0             # those that wait for a parent
+        self._batch = {}             # live sequences of priority 1, oldest first; those promoted are not among them
+        self.patience = self._left = patience        # steps that are left until the oldest of them is promoted
+        self._served = {}            # key -> rows its prompts have had, of keys that have prompts
         self._age = 0
-        self._turn = 0               # the next step begins with the first sequence of at least this age
+        self._turn = (0, 0)          # the next step begins with the first sequence of at least this rank
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._queues[0]) + len(self._queues[1]) + self._n_held
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.n_waiting
 
     def add(self, seq: Sequence) -> None:
         assert seq.state == WAITING and seq.age < 0
         seq.age = self._age
         self._age += 1
-        self.waiting.append(seq)
+        seq.rank = (seq.priority, seq.age)
+        if seq.priority:
+            self._batch[seq] = None
+        parent = seq.parent
+        if parent is not None and parent.state != DONE and not parent.n_preempted and parent.computed < parent.n_prompt:
+            parent.children = (*parent.children, seq)
+            self._n_held += 1
+        else:
+            seq.parent = None
+            self._queues[seq.priority].push(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """Ends a sequence wherever it stands, between steps. Its pages are free at once."""
+        """Ends a sequence wherever it stands, between steps. Its pages are free at once, or cached."""
         if seq.state == RUNNING:
             self.running.remove(seq)
-            self.cache.release(seq.table)
         elif seq.state == WAITING and seq.age >= 0:
-            self.waiting.remove(seq)
+            if seq.parent is not None:
+                seq.parent.children = tuple(c for c in seq.parent.children if c is not seq)
+                self._n_held -= 1
+            else:
+                self._queues[seq.rank[0]].remove(seq)
+        if seq.table is not None:
+            self._release(seq)
         seq.state = DONE
-
-    @property
-    def idle(self) -> bool:
-        return not self.running and not self.waiting
+        self._batch.pop(seq, None)
+        self._let_go(seq)
 
     def next_step(self, prompt_rows=None) -> list:
-        """The chunks of the next step, in the order of their age; empty only when idle.
+        """The chunks of the next step, in the order of their rank; empty only when idle. `copies` come before.
 
         prompt_rows: how many rows prompts may take beside decodes or other
         waiting work, to keep steps short; None: as many as there are. They get
         at least one. What a step plans is not counted until commit().
         """
+        self.copies = []
+        self._promote()
         self._admit()
-        # A turn may fall to sequences that find no page and are too young to take
-        # another's; the oldest can always run, and its turn comes within a round.
+        # A turn may fall to sequences that find no page and are too low in rank to take
+        # another's; the first can always run, and its turn comes within a round.
         for _ in range(len(self.running)):
             chunks = self._take_pages(self._deal(prompt_rows))
             if chunks:
@@ -107,54 +213,126 @@ class Scheduler:
         return []
 
     def commit(self, chunks) -> None:
-        """The step ran: its positions are in the cache."""
+        """The step ran: its positions, but for the guesses, are in the cache."""
+        cache = self.cache
+        if self.copies:
+            cache.copied(self.copies)
+            self.copies = []
+        self._left -= 1
         for c in chunks:
             seq = c.seq
             assert seq.state == RUNNING and seq.computed == c.start
-            seq.computed += c.count
-            self.cache.forget(seq.table, seq.computed)
+            if seq.left > 1:
+                self._served[seq.key] = self._served.get(seq.key, 0) + c.count
+            self.accept(seq, c.count - c.n_draft)
+            if seq.children and seq.computed >= seq.n_prompt:
+                self._share_prompt(seq)
+            cache.forget(seq.table, seq.computed)
+            if seq.computed // PAGE > seq._published:
+                seq._published = seq.computed // PAGE
+                cache.publish(seq.table, seq.tokens, seq.computed, seq.space)
 
-    # ---- how -------------------------------------------------------------------
+    def accept(self, seq: Sequence, n: int) -> None:
+        """n more positions are computed: of a step, or guesses that came true."""
+        seq.computed += n
+        if seq.computed > seq._reached:
+            seq._reached = seq.computed
+            if self._batch and seq is next(iter(self._batch)):
+                self._left = self.patience
+
+    # ---- who is seated ---------------------------------------------------------------
 
     def _admit(self) -> None:
-        """From the queue's head while there is a seat and, unless nothing runs,
+        """From the head of the queues while there is a seat and, unless nothing runs,
         there are pages for all its tokens and one more page for everybody who runs:
         a sequence that would be preempted at once is better left waiting."""
-        while self.waiting and len(self.running) < self.max_seqs:
-            seq = self.waiting[0]
-            if self.running:
-                # Pages of prompts that are admitted but not computed yet are spoken for.
-                spoken = [0] * len(self.cache.windows)
-                for other in self.running:
-                    for g, n in enumerate(self._will_need(other)):
-                        spoken[g] += n
-                need = self._will_need(seq)
-                if any(n + s + len(self.running) > f for n, s, f in zip(need, spoken, self.cache.available)):
+        while True:
+            queue = self._queues[0] or self._queues[1]
+            if not queue:
+                return
+            seq = queue.head()
+            short = self._shortage(seq) if len(self.running) < self.max_seqs else None
+            if short is None or short:
+                if not self._make_way(seq, short):
                     return
-            self.waiting.popleft()
-            if seq.table is None:
-                seq.table = self.cache.table()
+                continue
+            queue.pop()
             seq.state = RUNNING
-            self.running.append(seq)
+            self._seat(seq)
+            if seq.n_cached is None:
+                seq.n_cached = seq.computed
+                self.n_cached += seq.computed
+
+    def _seat(self, seq: Sequence) -> None:
+        insort(self.running, seq, key=_rank)
+
+    def _shortage(self, seq: Sequence) -> list:
+        """Empty: it can be seated, and what is cached of it is its own from now on.
+        Else the pages per group that are missing for it."""
+        cache = self.cache
+        fresh = seq.computed == 0
+        if fresh:
+            seq.table = cache.table()
+            seq.computed = cache.match(seq.table, seq.tokens, min(len(seq.tokens) - 1, seq.wanted_from), seq.space)
+        if not self.running:
+            return []
+        # Pages of prompts that are seated but not computed yet are spoken for.
+        need = [n + len(self.running) for n in self._will_need(seq)]
+        for other in self.running:
+            if other.left > 1:
+                need = [a + b for a, b in zip(need, self._will_need(other))]
+        short = [n - a for n, a in zip(need, cache.available)]
+        if max(short) <= 0:
+            return []
+        if fresh:
+            cache.release(seq.table)
+            seq.table, seq.computed = None, 0
+        return short
 
     def _will_need(self, seq: Sequence) -> list:
         """Pages per group that a sequence still has to take for the tokens it has now."""
-        if seq.table is None:
-            seq.table = self.cache.table()
         missing = self.cache.missing(seq.table, seq.computed, len(seq.tokens))
-        out = []
         for g, window in enumerate(self.cache.windows):
-            most = missing[g]
             if window:               # the pool holds what one sequence can use at one time
-                most = min(most, pages_for(window, len(seq.tokens), self.max_tokens))
-            out.append(most)
-        return out
+                missing[g] = min(missing[g], pages_for(window, len(seq.tokens), self.max_tokens))
+        return missing
+
+    def _make_way(self, seq: Sequence, short) -> bool:
+        """Takes the seat, or the pages if that helps, of the last in rank whose priority is below that of `seq`."""
+        below = [s for s in self.running if s.rank[0] > seq.rank[0]]
+        if not below:
+            return False
+        if short is not None:
+            held = [sum(len(s.table.pages[g]) - s.table.first[g] for s in below) for g in range(len(short))]
+            if any(n > h for n, h in zip(short, held)):
+                return False
+        self._preempt(below[-1])
+        return True
+
+    def _promote(self) -> None:
+        if not self._batch:
+            self._left = self.patience
+        elif self._left <= 0:
+            self._left = self.patience
+            seq = next(iter(self._batch))
+            del self._batch[seq]
+            if seq.state == RUNNING:
+                self.running.remove(seq)
+                seq.rank = (0, seq.age)
+                self._seat(seq)
+            elif seq.parent is None:
+                self._queues[1].remove(seq)
+                seq.rank = (0, seq.age)
+                self._queues[0].push_back(seq)
+
+    # ---- rows ------------------------------------------------------------------------
 
     def _deal(self, prompt_rows) -> dict:
         """Rows of this step per sequence, beginning with whoever's turn it is."""
-        i = next((i for i, s in enumerate(self.running) if s.age >= self._turn), 0)
-        order = self.running[i:] + self.running[:i]
-        self._turn = order[0].age + 1
+        running = self.running
+        i = next((i for i, s in enumerate(running) if s.rank >= self._turn), 0)
+        order = running[i:] + running[:i] if i else running
+        self._turn = (order[0].rank[0], order[0].rank[1] + 1)
         prompts = [s for s in order if s.left > 1]
         rows, wanted = self.max_tokens, self.max_wanted
         # Decodes leave a row to prompts, and one that may want logits; where there
@@ -168,9 +346,30 @@ class Scheduler:
                 counts[seq] = 1
                 rows -= 1
                 wanted -= 1
-        if prompt_rows is not None and (counts or len(prompts) > 1 or self.waiting):
+        if not prompts:
+            # A guess takes no page that somebody's next token may need.
+            plenty = min(self.cache.available) >= 2 * len(running)
+            for seq in counts:
+                if seq.draft:
+                    n = min(len(seq.draft), rows, wanted)
+                    if not plenty:
+                        n = min(n, -len(seq.tokens) % PAGE)
+                    del seq.draft[n:]
+                    counts[seq] += n
+                    rows -= n
+                    wanted -= n
+            return counts
+        for seq in counts:           # a step with a prompt is bound by arithmetic: guesses would cost what they save
+            seq.draft = []
+        if prompt_rows is not None and (counts or len(prompts) > 1 or self.n_waiting):
             rows = min(rows, max(1, prompt_rows))
-        self._share(prompts, rows, wanted, counts)
+        served = self._served
+        floor = min((served[s.key] for s in prompts if s.key in served), default=0)
+        self._served = {s.key: served.get(s.key, floor) for s in prompts}
+        for priority in (0, 1):
+            some = [s for s in prompts if s.rank[0] == priority]
+            if some and rows > 0:
+                rows, wanted = self._share(some, rows, wanted, counts)
         return counts
 
     @staticmethod
@@ -181,55 +380,112 @@ class Scheduler:
         first = max(seq.wanted_from, seq.computed)
         return max(0, end - first)
 
-    @staticmethod
-    def _share(prompts, rows: int, wanted: int, counts) -> None:
-        """Deals the rows out in equal shares; what a short prompt leaves goes to the others."""
-        open_ = list(prompts)
-        while open_ and rows > 0:
-            share = max(1, rows // len(open_))
-            still = []
-            for seq in open_:
-                have = counts.get(seq, 0)
-                give = min(share, rows, seq.left - have)
-                # Rows that want logits are bounded too: cut where the bound is met.
-                free = max(0, max(seq.wanted_from, seq.computed + have) - (seq.computed + have))
-                give = min(give, free + wanted)
-                if give <= 0:
-                    continue
-                wanted -= max(0, give - free)
-                counts[seq] = have + give
-                rows -= give
-                if counts[seq] < seq.left and give == share:
-                    still.append(seq)
-            open_ = still
+    def _share(self, prompts, rows: int, wanted: int, counts) -> tuple:
+        """Deals the rows out in equal shares among keys and, in each, among prompts; what one leaves goes to the others."""
+        keys = {}
+        for seq in prompts:
+            keys.setdefault(seq.key, []).append(seq)
+        while keys and rows > 0:
+            of_key = max(1, rows // len(keys))
+            for key in sorted(keys, key=self._served.get):
+                mine, open_ = min(of_key, rows), keys[key]
+                rows -= mine
+                while open_ and mine:
+                    share, still = max(1, mine // len(open_)), []
+                    for seq in open_:
+                        have = counts.get(seq, 0)
+                        # Rows that want logits are bounded too: cut where the bound is met.
+                        free = max(0, seq.wanted_from - (seq.computed + have))
+                        give = min(share, mine, seq.left - have, free + wanted)
+                        if give > 0:
+                            wanted -= max(0, give - free)
+                            counts[seq] = have + give
+                            mine -= give
+                            if have + give < seq.left:
+                                still.append(seq)
+                        elif not mine:
+                            still.append(seq)
+                    open_ = still
+                rows += mine
+                keys[key] = open_
+            keys = {key: open_ for key, open_ in keys.items() if open_}
+        return rows, wanted
+
+    # ---- pages -----------------------------------------------------------------------
 
     def _take_pages(self, counts) -> list:
-        """Pages for the rows, oldest sequence first. Where a pool is short the youngest
-        running sequence gives way; if that is the one that asks, it takes what there is."""
-        chunks = []
+        """Pages for the rows, first in rank first. Where a pool is short, guesses go first, then pages that are
+        kept for who is not seated, then the last in rank gives way; if that is the one that asks, it takes what there is."""
+        chunks, cache = [], self.cache
         for seq in list(self.running):
             count = counts.get(seq, 0)
             if not count or seq.state != RUNNING:
                 continue
-            while self.cache.extend(seq.table, seq.computed, seq.computed + count) is None:
-                victim = self.running[-1]
-                if victim is seq:
-                    count = min(count, self.cache.room(seq.table, seq.computed) - seq.computed)
-                    if count > 0:
-                        continue
-                    count = 0
+            n_draft = count - 1 if seq.left == 1 else 0
+            while True:
+                copies = cache.extend(seq.table, seq.computed, seq.computed + count)
+                if copies is not None:
                     break
-                self._preempt(victim)
-            if count:
-                chunks.append(Chunk(seq, seq.computed, count, self._wanted(seq, count)))
+                if n_draft:
+                    count, n_draft = 1, 0
+                    seq.draft = []
+                elif not self._drop_shared():
+                    victim = self.running[-1]
+                    if victim is not seq:
+                        self._preempt(victim)
+                        continue
+                    count = min(count - 1, cache.room(seq.table, seq.computed) - seq.computed)
+                    if count <= 0:
+                        break
+            if count > 0:
+                self.copies += copies
+                chunks.append(Chunk(seq, seq.computed, count, self._wanted(seq, count), n_draft))
         return chunks
 
+    def _drop_shared(self) -> bool:
+        """Somebody who waits with pages of its parent's prompt gives them up."""
+        for queue in self._queues:
+            for seq in queue:
+                if seq.table is not None and seq.computed:
+                    self.cache.release(seq.table)
+                    seq.table, seq.computed = None, 0
+                    return True
+        return False
+
     def _preempt(self, seq: Sequence) -> None:
-        assert self.running[-1] is seq
-        self.running.pop()
-        self.cache.release(seq.table)
+        self.running.remove(seq)
         seq.wanted_from = max(seq.wanted_from, seq.computed)   # logits below are delivered
-        seq.computed = 0
+        self._release(seq)
         seq.n_preempted += 1
+        self.n_preempted += 1
         seq.state = WAITING
-        self.waiting.appendleft(seq)
+        self._queues[seq.rank[0]].push_back(seq)
+        self._let_go(seq)
+
+    def _release(self, seq: Sequence) -> None:
+        """Its pages stay cached while there is room, but for a copy that no step has made."""
+        n = seq.computed - seq.computed % PAGE if seq.table.copies else seq.computed
+        self.cache.release(seq.table, seq.tokens, n, seq.space)
+        seq.table, seq.draft = None, []
+        seq.computed = seq._published = 0
+
+    def _share_prompt(self, seq: Sequence) -> None:
+        """The prompt is computed: each child begins with its pages and computes the last row itself."""
+        n = seq.n_prompt - 1
+        for child in seq.children:
+            if n and min(n, child.wanted_from) == n:
+                child.table, child.computed = self.cache.fork(seq.table, n), n
+        self._let_go(seq)
+
+    def _let_go(self, seq: Sequence) -> None:
+        """Its children wait like everybody else from now on."""
+        for child in seq.children:
+            child.parent = None
+            self._n_held -= 1
+            child.rank = (child.rank[0] if child in self._batch else 0, child.age)
+            self._queues[child.rank[0]].push_back(child)
+        seq.children = ()
+
+
+def _rank(seq: Sequence) -> tuple:
+    return seq.rank

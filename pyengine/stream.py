@@ -226,6 +226,7 @@ class EngineThread:
         self._cancel = deque()
         self._calls = deque()
         self._live = set()
+        self._n_open = 0             # jobs that were submitted and have not ended
         self._thread = None
         self._closing = False
         self._fault = None           # why nothing can be answered any more
@@ -252,6 +253,7 @@ class EngineThread:
             if queue is self._new:
                 if self.max_queue is not None:
                     self._check_room(len(items))
+                self._n_open += len(items)
                 for job in items:
                     job.thread = self
             queue.extend(items)
@@ -263,11 +265,9 @@ class EngineThread:
 
     def _check_room(self, n: int) -> None:
         """As many run as there are seats; what is more waits."""
-        engine = self.engine
-        most = engine.program.max_seqs + self.max_queue
-        have = engine.n_live + len(self._new)
-        if have + n > most:
-            waiting = max(0, have - engine.program.max_seqs)
+        seats = self.engine.program.max_seqs
+        waiting = max(0, self._n_open - seats)
+        if self._n_open + n > seats + self.max_queue:
             raise QueueFullError(f"{waiting} requests wait already and {n} more would be more than max_queue {self.max_queue}",
                                  n_waiting=waiting, limit=self.max_queue)
 
@@ -329,6 +329,7 @@ class EngineThread:
     def _run(self) -> None:
         engine = self.engine
         engine.settle()
+        n_ended = 0
         while True:
             with self._wake:
                 while not (self._new or self._cancel or self._calls or self._closing or not engine.idle):
@@ -338,9 +339,9 @@ class EngineThread:
                 self._cancel.clear()
                 self._calls.clear()
                 closing = self._closing
-                for job in new:          # before the lock is left: each is in the queue or in the engine
-                    self._live.add(job)
-                    engine.add(job.request)
+            for job in new:
+                self._live.add(job)
+                engine.add(job.request)
             for job in cancel:
                 engine.cancel(job.request)
             for call in calls:
@@ -357,8 +358,12 @@ class EngineThread:
                     engine.cancel(job.request, e)
             if isinstance(engine.fault, FileChangedError):
                 self._fault = engine.fault
-            if engine.n_live < len(self._live):
-                self._live = {job for job in self._live if not job.request.done}
+            if engine.n_ended > n_ended:
+                n_ended = engine.n_ended
+                ended = [job for job in self._live if job.request.done]
+                self._live.difference_update(ended)
+                with self._wake:
+                    self._n_open -= len(ended)
 
 
 class _Call:

@@ -71,7 +71,7 @@ def test_preemption_changes_nothing(path):
         requests = [request(p, 120, temperature=0.9) for p in prompts]
         assert run(e, requests) == expected
         assert sum(r.seq.n_preempted for r in requests) > 0
-        assert e.cache.free == e.cache.n_pages
+        assert not any(e.cache.used)
         e.close()
 
 
@@ -186,7 +186,7 @@ def test_a_step_that_fails_ends_its_requests_only(path, tmp_path):
         again = request([1], 5)
         run(e, [again])
         assert isinstance(again.error, pyengine.FileChangedError)
-        assert e.idle and e.cache.free == e.cache.n_pages
+        assert e.idle and not any(e.cache.used)
         e.close()
 
 
@@ -213,7 +213,7 @@ def test_a_stopped_step_commits_nothing(path):
         e.add(r)
         e.program.stop()
         e.step()
-        assert r.tokens == [] and r.seq.computed == 0 and not r.done
+        assert r.tokens == [] and r.seq.computed == r.cached == 149 and not r.done     # of the first, with a copy to make
         assert run(e, [request([1], 1)]) and [r.tokens] == expected
         e.close()
 
@@ -230,7 +230,7 @@ def test_cancelled_between_steps(path):
         e.cancel(a)
         run(e, [])
         assert a.done and a.finish_reason is None and len(b.tokens) == 20
-        assert e.cache.free == e.cache.n_pages
+        assert not any(e.cache.used)
         e.close()
 
 

@@ -1,13 +1,22 @@
-"""The scheduler keeps its bounds, loses nobody, and always advances."""
-from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+"""The scheduler keeps its bounds, its order and its promises; the state machine that says so at length is test_schedule_machine.py."""
+import pytest
 
-from pyengine.cache import Cache, PAGE, pages_for
+from pyengine.cache import Cache, PAGE
 from pyengine.schedule import DONE, RUNNING, WAITING, Scheduler, Sequence
 
 
-def scheduler(*, windows=(0,), n_pages=(64,), max_seqs=4, max_tokens=512, max_wanted=32):
-    return Scheduler(Cache(windows, n_pages), max_seqs=max_seqs, max_tokens=max_tokens, max_wanted=max_wanted)
+def scheduler(*, windows=(0,), n_pages=(64,), max_seqs=4, max_tokens=512, max_wanted=32, reuse=True, **more):
+    return Scheduler(Cache(windows, n_pages, reuse=reuse), max_seqs=max_seqs, max_tokens=max_tokens, max_wanted=max_wanted, **more)
+
+
+def step(s, rows=None):
+    """One step of an engine that computes nothing: everybody whose last row was computed is given a token."""
+    chunks = s.next_step(rows)
+    s.commit(chunks)
+    for c in chunks:
+        if c.n_wanted and c.seq.left == 0:
+            c.seq.tokens.append(1000)
+    return {c.seq: c.count for c in chunks}
 
 
 def shape(chunks):
@@ -76,7 +85,7 @@ def test_turns_go_round():
 
 def test_the_youngest_gives_way_and_comes_back():
     s = scheduler(n_pages=(4,), max_seqs=2)
-    a, b = Sequence(range(PAGE)), Sequence(range(PAGE))
+    a, b = Sequence(range(PAGE)), Sequence(range(1, PAGE + 1))
     s.add(a)
     s.add(b)
     given = {a: 0, b: 0}
@@ -91,7 +100,7 @@ def test_the_youngest_gives_way_and_comes_back():
                     s.remove(c.seq)
     assert a.n_preempted == 0 and b.n_preempted >= 1
     assert given == {a: 3 * PAGE, b: 3 * PAGE}
-    assert s.cache.free == (4,)
+    assert s.cache.used == (0,)
 
 
 def test_a_step_that_did_not_run_is_planned_again():
@@ -111,96 +120,203 @@ def test_removing_frees_at_once():
     s.remove(b)
     s.remove(a)
     s.remove(a)
-    assert s.idle and s.cache.free == (64,) and (a.state, b.state) == (DONE, DONE)
+    assert s.idle and s.cache.used == (0,) and (a.state, b.state) == (DONE, DONE)
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """Requests of every shape come and go over a small pool; a model of each one
-    checks that it is given its logits once each, in order, and comes to its end."""
 
-    @initialize(max_seqs=st.integers(1, 5), max_tokens=st.integers(1, 90), max_wanted=st.integers(1, 6),
-                window=st.sampled_from([0, 1, 64, 100]), spare=st.integers(0, 4))
-    def build(self, max_seqs, max_tokens, max_wanted, window, spare):
-        self.n_ctx = 4 * PAGE
-        self.limits = (max_seqs, max_tokens, max_wanted)
-        windows = (0, window) if window else (0,)
-        n_pages = [pages_for(w, self.n_ctx, max_tokens) + spare for w in windows]
-        self.s = scheduler(windows=windows, n_pages=n_pages, max_seqs=max_seqs, max_tokens=max_tokens,
-                           max_wanted=max_wanted)
-        self.n_pages = n_pages
-        self.live = {}               # sequence -> [next position to be given logits, total tokens at its end]
-
-    @rule(n=st.integers(1, 4 * PAGE), more=st.integers(0, 100), every=st.booleans())
-    def add(self, n, more, every):
-        if len(self.live) >= 8:
-            return
-        seq = Sequence(range(n), wanted_from=0 if every else None)
-        self.s.add(seq)
-        self.live[seq] = [0 if every else n - 1, n if every else min(n + more, self.n_ctx)]
-
-    @rule(i=st.integers(0, 7))
-    def cancel(self, i):
-        if self.live:
-            seq = list(self.live)[i % len(self.live)]
-            self.s.remove(seq)
-            del self.live[seq]
-
-    @rule(n=st.integers(1, 60), prompt_rows=st.one_of(st.none(), st.integers(1, 20)))
-    def run(self, n, prompt_rows):
-        for _ in range(n):
-            if not self.step(prompt_rows):
-                break
-
-    def step(self, prompt_rows):
-        chunks = self.s.next_step(prompt_rows)
-        assert bool(chunks) == bool(self.live)
-        max_seqs, max_tokens, max_wanted = self.limits
-        assert len(chunks) <= max_seqs
-        assert sum(c.count for c in chunks) <= max_tokens
-        assert sum(c.n_wanted for c in chunks) <= max_wanted
-        assert [c.seq.age for c in chunks] == sorted({c.seq.age for c in chunks})
-        for c in chunks:
-            assert c.count > 0 and c.start == c.seq.computed and c.start + c.count <= len(c.seq.tokens)
-            for g, w in enumerate(self.s.cache.windows):
-                first = max(0, c.start - w + 1) if w else 0
-                for p in range(first // PAGE, (c.start + c.count - 1) // PAGE + 1):
-                    assert c.seq.table.pages[g][p] >= 0
-        self.s.commit(chunks)
-        for c in chunks:
-            model = self.live[c.seq]
-            for p in range(c.start + c.count - c.n_wanted, c.start + c.count):
-                assert p == model[0], "logits given twice, out of order or not at all"
-                model[0] += 1
-            if model[0] == len(c.seq.tokens) and c.n_wanted:
-                if len(c.seq.tokens) < model[1]:
-                    c.seq.tokens.append(0)
-                else:
-                    self.s.remove(c.seq)
-                    del self.live[c.seq]
-        return bool(chunks)
-
-    @invariant()
-    def pages_add_up(self):
-        if hasattr(self, "s"):
-            for g, n in enumerate(self.n_pages):
-                held = [p for q in self.s.running for p in q.table.pages[g] if p >= 0]
-                assert len(set(held)) == len(held) == n - self.s.cache.free[g]
-
-    @invariant()
-    def oldest_runs(self):
-        if hasattr(self, "s") and self.s.running and self.s.waiting:
-            assert self.s.running[-1].age < self.s.waiting[0].age
-
-    def teardown(self):
-        if not hasattr(self, "s"):
-            return
-        todo = sum(end + len(q.tokens) for q, (_, end) in self.live.items())
-        for _ in range(60 * todo + 60):
-            if not self.step(None):
-                break
-        assert not self.live and self.s.idle
-        assert list(self.s.cache.free) == self.n_pages
+# ---- who goes first ------------------------------------------------------------------
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+def test_people_before_batch():
+    """Seats, pages and prompt rows; what is left goes to batch work."""
+    s = scheduler(max_seqs=2, max_tokens=100)
+    batch = [Sequence(range(i, i + 150), priority=1) for i in (0, 200)]
+    for q in batch:
+        s.add(q)
+    assert step(s) == {batch[0]: 50, batch[1]: 50}
+    person = Sequence(range(400, 480))
+    s.add(person)
+    assert step(s) == {person: 80, batch[0]: 20}       # the younger lost its seat
+    assert batch[1].state == WAITING and batch[1].n_preempted == 1
+    assert step(s) == {person: 1, batch[0]: 80}
+    s.remove(person)
+    assert step(s) == {batch[0]: 1, batch[1]: 99}      # 50 were still cached, its last row is not more than needed
+    assert batch[1].computed == 149
+
+
+def test_a_way_that_does_not_help_is_not_made():
+    """Batch work keeps its pages where even all of them would not seat who waits."""
+    s = scheduler(n_pages=(6,), max_seqs=3, reuse=False)
+    person, batch = Sequence(range(3 * PAGE)), Sequence(range(PAGE - 1), priority=1)
+    s.add(person)
+    s.add(batch)
+    step(s)
+    big = Sequence(range(4 * PAGE))
+    s.add(big)
+    for _ in range(5):
+        assert batch in step(s)
+    assert big.state == WAITING and batch.n_preempted == 0
+
+
+def test_batch_does_not_starve():
+    """Whatever comes with priority 0: the oldest batch request is promoted, one at a time."""
+    s = scheduler(max_seqs=2, max_tokens=64, patience=20)
+    batch = [Sequence([7] * 30, priority=1) for _ in range(3)]
+    for q in batch:
+        s.add(q)
+    ended = []
+    for n in range(400):
+        while s._queues[0].head() is None:
+            s.add(Sequence(range(100, 140)))
+        for seq in step(s):
+            if len(seq.tokens) - seq.n_prompt == 10:
+                s.remove(seq)
+                if seq.priority:
+                    ended.append((n, seq))
+    assert [q for _, q in ended] == batch
+    assert all(later - earlier >= 20 for (earlier, _), (later, _) in zip(ended, ended[1:]))
+
+
+def test_keys_take_turns():
+    """Being seated: first come first served in each key, keys in turn."""
+    s = scheduler(max_seqs=1)
+    seqs = [Sequence([i + 1], key=key) for i, key in enumerate("aaaabbc")]
+    for q in seqs:
+        s.add(q)
+    order = []
+    while not s.idle:
+        (seq,) = step(s)
+        order.append(seq.key + str(seq.age))
+        s.remove(seq)
+    assert order == ["a0", "b4", "c6", "a1", "b5", "a2", "a3"]
+
+
+def test_prompt_rows_are_shared_by_key():
+    """One client's many prompts are not more than another's one; what does not divide evens out over steps."""
+    s = scheduler(n_pages=(300,), max_seqs=4, max_tokens=101, reuse=False)
+    many = [Sequence(range(3000), key="many") for _ in range(3)]
+    one = Sequence(range(3000), key="one")
+    for q in (*many, one):
+        s.add(q)
+    for _ in range(10):
+        assert sum(step(s).values()) == 101
+    assert abs(one.computed - sum(q.computed for q in many)) <= 1
+    assert max(q.computed for q in many) - min(q.computed for q in many) <= 20
+
+
+# ---- what was computed before ----------------------------------------------------------
+
+
+def test_what_is_cached_is_not_computed():
+    s = scheduler()
+    a = Sequence(range(150))
+    s.add(a)
+    step(s)
+    s.remove(a)
+    b, c, d = Sequence(range(150)), Sequence([*range(140), 7, 8]), Sequence(range(150), space="another")
+    for q in (b, c, d):
+        s.add(q)
+    assert step(s) == {b: 1, c: 2, d: 150}
+    assert (b.n_cached, c.n_cached, d.n_cached, s.n_cached) == (149, 140, 0, 289)
+
+
+def test_logits_that_are_wanted_are_computed():
+    s = scheduler(max_wanted=512)
+    a = Sequence(range(150))
+    s.add(a)
+    step(s)
+    for first, cached in ((0, 0), (70, 70), (148, 148)):
+        b = Sequence(range(150), wanted_from=first)
+        s.add(b)
+        step(s)
+        assert b.n_cached == cached
+        s.remove(b)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_children_share_the_prompt(reuse):
+    """They wait for it, then compute one row each; copies of the page that is not full come first."""
+    s = scheduler(max_seqs=4, reuse=reuse)
+    a = Sequence(range(100))
+    kids = [Sequence(range(100), parent=a) for _ in range(2)]
+    other = Sequence(range(200, 210))
+    for q in (a, *kids, other):
+        s.add(q)
+    assert step(s) == {a: 100, other: 10} and s.n_waiting == 2
+    chunks = s.next_step()
+    assert {c.seq: (c.start, c.count) for c in chunks} == {a: (100, 1), kids[0]: (99, 1), kids[1]: (99, 1), other: (10, 1)}
+    assert len({target for _, _, target in s.copies}) == len(s.copies) == 3
+    s.commit(chunks)
+    assert len({q.table.pages[0][0] for q in (a, *kids)}) == 1 and len({q.table.pages[0][1] for q in (a, *kids)}) == 3
+    for q in (a, *kids, other):
+        s.remove(q)
+    assert s.cache.used == (0,) and s.idle
+
+
+def test_children_of_nobody():
+    """The parent ends, or gives way, before its prompt is computed: they go their own way."""
+    s = scheduler(max_tokens=50, reuse=False)
+    a, b = Sequence(range(100)), Sequence(range(100, 200), priority=1)
+    kids = [Sequence(q.tokens, parent=q, priority=q.priority) for q in (a, b)]
+    for q in (a, b, *kids):
+        s.add(q)
+    step(s)
+    s.remove(a)
+    s._preempt(b)
+    assert s.n_waiting == 3 and all(k.parent is None for k in kids)
+    step(s)
+    assert kids[0].computed == 50 and kids[0].state == RUNNING
+    late = Sequence(range(100), parent=a)
+    s.add(late)
+    s.remove(late)
+    for q in (b, *kids):
+        s.remove(q)
+    assert s.idle and s.cache.used == (0,)
+
+
+def test_who_waits_with_shared_pages_gives_them_up_first():
+    s = scheduler(n_pages=(3,), max_seqs=1, reuse=False)
+    a = Sequence(range(PAGE + 10))
+    kid = Sequence(range(PAGE + 10), parent=a)
+    s.add(a)
+    s.add(kid)
+    while len(a.tokens) < 3 * PAGE:
+        step(s)
+    assert kid.state == WAITING and a.n_preempted == 0
+    s.remove(a)
+    assert step(s) == {kid: PAGE + 10}
+
+
+# ---- guesses -----------------------------------------------------------------------------
+
+
+def test_guesses_count_only_when_they_come_true():
+    s = scheduler(max_wanted=5)
+    a, b = Sequence([1, 2]), Sequence([5, 6])
+    for q in (a, b):
+        s.add(q)
+    step(s)
+    s._turn = (0, 0)
+    a.draft, b.draft = [10, 11], [20, 21, 22]
+    chunks = s.next_step()
+    assert shape(chunks) == [(0, 2, 3, 3), (1, 2, 2, 2)] and [c.tokens() for c in chunks] == [[1000, 10, 11], [1000, 20]]
+    s.commit(chunks)
+    assert (a.computed, b.computed) == (3, 3)
+    s.accept(a, 1)
+    assert a.computed == 4
+
+
+def test_guesses_are_the_first_to_go():
+    """Beside a prompt, and where there are no pages for them."""
+    s = scheduler(n_pages=(3,), max_seqs=2, reuse=False)
+    a, b = Sequence(range(PAGE - 1)), Sequence(range(PAGE - 1))
+    s.add(a)
+    s.add(b)
+    step(s)
+    a.draft = [5, 6, 7]
+    b.draft = [5]
+    assert shape(s.next_step()) == [(0, PAGE - 1, 1, 1), (1, PAGE - 1, 1, 1)] and a.n_preempted == b.n_preempted == 0
+    s.remove(b)
+    a.draft = [5]
+    s.add(Sequence([1, 2]))
+    assert sum(step(s).values()) == 3 and a.draft == []
