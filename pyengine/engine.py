@@ -73,7 +73,6 @@ class Engine:
         except BaseException as e:           # a grammar that breaks breaks its own request
             self._end(request, error=e)
             return
-        self.counters["prompt_tokens"] += len(request.prompt)
         self.scheduler.add(request.seq)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.seq.age, request))
@@ -134,11 +133,12 @@ class Engine:
             if c.n_wanted:
                 request = c.seq.owner
                 try:
+                    if request.prompted is None:
+                        request.prompted = now
+                        self.counters["prompt_tokens"] += len(request.prompt)
                     if request.rows is not None:
                         self._copy(request, c, logits, i)
                     else:
-                        if request.prompted is None:
-                            request.prompted = now
                         self._answer(request, c, logits, i)
                 except BaseException as e:     # also SystemExit from a processor: it must not end the others' engine
                     self._end(request, error=e)

@@ -191,6 +191,8 @@ class Job:
         except Exception as e:
             self.error = self.error or e
         finally:
+            if self.thread is not None:
+                self.thread.leave()
             self.ended.set()
             self._tell()
 
@@ -270,6 +272,11 @@ class EngineThread:
         if self._n_open + n > seats + self.max_queue:
             raise QueueFullError(f"{waiting} requests wait already and {n} more would be more than max_queue {self.max_queue}",
                                  n_waiting=waiting, limit=self.max_queue)
+
+    def leave(self) -> None:
+        """A job ends: there is room for another before anybody hears of it."""
+        with self._wake:
+            self._n_open -= 1
 
     def call(self, function):
         """function() run on the engine's thread between two steps; what it returns or raises."""
@@ -360,10 +367,7 @@ class EngineThread:
                 self._fault = engine.fault
             if engine.n_ended > n_ended:
                 n_ended = engine.n_ended
-                ended = [job for job in self._live if job.request.done]
-                self._live.difference_update(ended)
-                with self._wake:
-                    self._n_open -= len(ended)
+                self._live = {job for job in self._live if not job.request.done}
 
 
 class _Call:
