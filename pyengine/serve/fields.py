@@ -53,18 +53,19 @@ def _check_shape(raw: bytes) -> None:
     outside = re.sub(rb'"[^"]*"?', b"", raw.replace(rb"\\", b"").replace(rb'\"', b""))
     if re.search(rb"(?<![0-9])[0-9]{%d}" % (MAX_DIGITS + 1), outside):
         raise _body(f"has a number of more than {MAX_DIGITS} digits")
-    brackets = outside.translate(None, _NO_BRACKETS)
-    if brackets.count(b"[") + brackets.count(b"{") > MAX_CONTAINERS:
+    brackets = outside.translate(_ONE_KIND, _NO_BRACKETS)
+    if brackets.count(b"[") > MAX_CONTAINERS:
         raise _body(f"has more than {MAX_CONTAINERS} lists and objects")
     for _ in range(MAX_DEPTH):
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        brackets = brackets.replace(b"[]", b"")
     # What is left of a well-formed text lies deeper. Of a malformed one, the parser says more if it need not recurse for it.
-    opened = brackets.count(b"[") + brackets.count(b"{")
+    opened = brackets.count(b"[")
     if opened > MAX_DEPTH or 0 < opened < len(brackets):
         raise _body(f"is nested deeper than {MAX_DEPTH}, or its brackets do not match")
 
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
 
 
 def _object(pairs) -> dict:
@@ -140,13 +141,14 @@ class Kind:
 
     says = "anything"
     schema: dict = {}
+    of_type: "type | tuple" = ()     # what such a value is in Python, where that is one thing
 
     def check(self, value, where: str):
         return value
 
 
 class Flag(Kind):
-    says, schema = "true or false", {"type": "boolean"}
+    says, schema, of_type = "true or false", {"type": "boolean"}, bool
 
     def check(self, value, where):
         if not isinstance(value, bool):
@@ -155,24 +157,25 @@ class Flag(Kind):
 
 
 class Text(Kind):
-    says = "a text"
+    of_type = str
 
     def __init__(self, least: int = 0):
         self.least = least
+        self.says = "a text that is not empty" if least else "a text"
         self.schema = {"type": "string", "minLength": least} if least else {"type": "string"}
 
     def check(self, value, where):
         if not isinstance(value, str):
             raise wrong(where, _shown(value), self.says)
         if len(value) < self.least:
-            raise wrong(where, "an empty text", "one that is not empty")
+            raise wrong(where, "an empty text", self.says)
         return value
 
 
 class Number(Kind):
     """A number from low to high; above low if `open`."""
 
-    whole = False
+    whole, of_type = False, (int, float)
 
     def __init__(self, low, high, open: bool = False):
         self.low, self.high, self.open = low, high, open
@@ -212,6 +215,8 @@ class Choice(Kind):
 
 
 class List(Kind):
+    of_type = list
+
     def __init__(self, of: Kind, least: int = 0, most: "int | None" = None):
         self.of, self.least, self.most = of, least, most
         self.says = f"a list of {of.says}" + (f", at most {most}" if most else "")
@@ -229,6 +234,8 @@ class List(Kind):
 class Map(Kind):
     """Any object, or one whose values are of a kind."""
 
+    of_type = dict
+
     def __init__(self, of: "Kind | None" = None):
         self.of = of
         self.says = "an object" + (f" of {of.says}" if of else "")
@@ -243,7 +250,7 @@ class Map(Kind):
 class Object(Kind):
     """An object with a table of its own; its values are those of the table."""
 
-    says = "an object"
+    says, of_type = "an object", dict
 
     def __init__(self, table: "Table"):
         self.table = table
@@ -259,7 +266,7 @@ class Object(Kind):
 
 
 class Either(Kind):
-    """The first kind that takes the value. An error is that of the kind with the value's JSON type, if there is one."""
+    """The first kind that takes the value. An error is that of the last kind of the value's own JSON type, if there is one."""
 
     def __init__(self, *kinds: Kind):
         self.kinds = kinds
@@ -275,7 +282,7 @@ class Either(Kind):
             try:
                 return kind.check(value, where)
             except RequestError as e:
-                if e.param != where:     # it was of this kind, up to something inside
+                if isinstance(value, kind.of_type) and isinstance(value, bool) == (kind.of_type is bool):
                     near = e
         raise near or wrong(where, _shown(value), self.says)
 

@@ -78,6 +78,8 @@ COMMON = [
     harmless("user", "nobody is told apart by it; API keys do that", TEXT),
     harmless("metadata", "nothing is stored", OBJECT),
     harmless("service_tier", "there is one tier; priority orders requests", TEXT),
+    harmless("prompt_cache_options", "prompts are found by their tokens"),
+    Field("moderation", refused="nothing is moderated here"),
     harmless("prompt_cache_key", "prompts are found by their tokens; cache_salt keeps them apart", TEXT),
     harmless("safety_identifier", "nothing is stored", TEXT),
 ]
