@@ -59,5 +59,5 @@ def smollm2_server(real_model):
     """A server process over SmolLM2, named smollm2, shared by the tests of the dialects (serve_process.Server)."""
     from serve_process import Server
 
-    with Server(real_model("smollm2"), "--alias", "smollm2", "-c", "1024", "--parallel", "8") as server:
+    with Server(real_model("smollm2"), "--alias", "smollm2", "-c", "512", "--parallel", "8") as server:
         yield server

@@ -15,7 +15,7 @@ HELLO = [{"role": "user", "content": "Say hello."}]
 
 @pytest.fixture(scope="module")
 def llm(real_model):
-    with Llama(real_model("smollm2"), n_ctx=1024) as llm:
+    with Llama(real_model("smollm2"), n_ctx=512) as llm:
         yield llm
 
 
@@ -66,7 +66,7 @@ def test_models(smollm2_server):
     assert status == 200 and listed["object"] == "list" and [m["id"] for m in listed["data"]] == ["smollm2"]
     assert smollm2_server.get("/v1/models/smollm2") == (200, listed["data"][0])
     model = listed["data"][0]
-    assert model["object"] == "model" and isinstance(model["created"], int) and model["max_model_len"] == 1024
+    assert model["object"] == "model" and isinstance(model["created"], int) and model["max_model_len"] == 512
     assert model["meta"]["n_vocab"] == 49152 and model["meta"]["n_ctx_train"] == 8192
 
 
@@ -248,9 +248,9 @@ def test_f96_prompts_and_answers_together_are_bounded(refused):
 @pytest.mark.parametrize("max_tokens", [2**31 - 1, 10**30, -1])
 def test_f97_huge_max_tokens_ends_with_the_context(complete, max_tokens):
     """Also cases 62: the prompt fits, so it runs."""
-    answer = complete("a " * 1000, max_tokens=max_tokens)
+    answer = complete("a " * 490, max_tokens=max_tokens)
     used = answer["usage"]
-    assert answer["choices"][0]["finish_reason"] in ("length", "stop") and used["total_tokens"] <= 1024 and used["prompt_tokens"] > 990
+    assert answer["choices"][0]["finish_reason"] in ("length", "stop") and used["total_tokens"] <= 512 and used["prompt_tokens"] > 480
 
 
 def test_71_max_tokens(complete, chat, refused):
@@ -427,7 +427,7 @@ def test_55_presence_counts_what_was_generated_only(complete):
 
 def test_73_the_same_again_and_its_beginnings_are_as_from_a_fresh_engine(complete, real_model):
     prompt = "The five boxing wizards jump quickly over the lazy dog, and then " * 12
-    with Llama(real_model("smollm2"), n_ctx=1024, prefix_cache=False) as fresh:
+    with Llama(real_model("smollm2"), n_ctx=512, prefix_cache=False) as fresh:
         for part in (prompt, prompt, prompt[:300], prompt[:400] + "they rest.", prompt):
             assert text(complete(part)) == fresh.generate(part, temperature=0, max_tokens=8).text
 
@@ -448,13 +448,13 @@ def test_75_a_follow_up_turn_computes_only_what_is_new(chat):
 
 
 @pytest.mark.parametrize("path, body, field", [
-    ("/v1/completions", {"prompt": "a " * 1100}, "prompt"), ("/v1/completions", {"prompt": [28] * 1025}, "prompt"),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 1100}]}, "messages")])
+    ("/v1/completions", {"prompt": "a " * 600}, "prompt"), ("/v1/completions", {"prompt": [28] * 513}, "prompt"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 600}]}, "messages")])
 def test_a_prompt_that_does_not_fit_is_an_error_with_the_counts(smollm2_server, path, body, field):
     status, answer = smollm2_server.post(path, body)
     error = answer["error"]
     assert status == 400 and error["code"] == "context_length_exceeded" and error["param"] == field
-    assert error["n_ctx"] == 1024 and error["n_prompt_tokens"] >= 1025 and "1024" in error["message"]
+    assert error["n_ctx"] == 512 and error["n_prompt_tokens"] >= 513 and "512" in error["message"]
 
 
 @pytest.mark.parametrize("body, param", [
@@ -487,14 +487,14 @@ def test_roles_and_parts_and_nulls_of_messages(chat):
 
 
 def test_a_deadline_that_has_passed_is_a_408(smollm2_server):
-    status, answer = smollm2_server.post("/v1/completions", {"prompt": "a " * 900, "deadline_ms": 0, "cache_prompt": False})
+    status, answer = smollm2_server.post("/v1/completions", {"prompt": "a " * 450, "deadline_ms": 0, "cache_prompt": False})
     assert status == 408 and answer["error"]["code"] == "deadline"
 
 
 def test_a_deadline_within_an_answer_ends_it(complete):
-    answer = complete("Once upon a time", max_tokens=900, deadline_ms=700, ignore_eos=True)
+    answer = complete("Once upon a time", max_tokens=400, deadline_ms=500, ignore_eos=True)
     assert answer["choices"][0]["finish_reason"] == "length" and answer["choices"][0].get("stop_reason") in ("deadline", None)
-    assert (answer["choices"][0].get("stop_reason") == "deadline") == (answer["usage"]["completion_tokens"] < 900)
+    assert (answer["choices"][0].get("stop_reason") == "deadline") == (answer["usage"]["completion_tokens"] < 400)
 
 
 def test_suffix_needs_a_model_with_tokens_for_it(refused):
