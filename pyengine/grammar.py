@@ -157,10 +157,11 @@ def _compile(ll, param: str, text: str):
     lg = _llguidance()
     if param == "json_schema":
         source = lg.LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
-    elif param == "regex":
-        source = lg.LLMatcher.grammar_from_regex(text)
     else:
-        lark = gbnf.to_lark(text) if param == "grammar" else _checked_lark(text)
+        if param == "regex":     # its \d \w \s are ASCII, as in a schema's patterns: a telephone number has no Bengali digits
+            lark = f"start: /{lg.regex_to_lark(text, 'dws')}/"
+        else:
+            lark = gbnf.to_lark(text) if param == "grammar" else _checked_lark(text)
         source = json.dumps({"grammars": [{"lark_grammar": lark}]})
     matcher = lg.LLMatcher(ll, source, log_level=0, limits=lg.LLParserLimits(**_LIMITS))
     warnings = [] if matcher.is_error() else matcher.get_grammar_warnings()

@@ -197,6 +197,11 @@ class Sampler:
             return Sampled(c.token, None, [])
         return Sampled(c.token, c.logprob, [(c.top_id[i], c.top_logprob[i]) for i in range(c.n_top_found)])
 
+    def logprob(self, token: int) -> float:
+        """Of any token in the row that was sampled last, whose logits are still there; logprobs were asked for."""
+        c = self._c
+        return (c.raw[token] - c.raw_max) - c.log_sum
+
     def _process(self, prompt, generated):
         import numpy as np
 

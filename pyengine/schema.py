@@ -135,7 +135,7 @@ def _pattern(text: str, path: str, param: str) -> str:
 
 def _check_count(node: dict, path: str, param: str) -> None:
     """minProperties counts what is written, and additional names may be written twice: refused where that shows."""
-    least, required = node.get("minProperties", 0), node.get("required", ())
+    least, required = node.get("minProperties", 0), node.get("required", [])
     if not isinstance(least, int) or not isinstance(required, list):
         return                                       # llguidance says what is wrong with them
     closed = node.get("additionalProperties") is False and not node.get("patternProperties")
