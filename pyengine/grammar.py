@@ -40,17 +40,16 @@ class Grammars:
         self._tokenizer, self._n_rows = tokenizer, n_rows
         self._lock = threading.Lock()
         self._ll = None
-        self._compiled = OrderedDict()       # (param, text): (matcher that nothing was fed, its estimated bytes)
+        self._compiled = OrderedDict()       # (param, text, force): (matcher that nothing was fed, its estimated bytes)
         self._bytes = 0
 
-    def constraint(self, param: str, value, *, may_end=True, banned=frozenset(), force=True) -> "Constraint":
+    def constraint(self, param: str, value, *, may_end=True, force=True) -> "Constraint":
         """param: json_schema, regex, grammar or lark. may_end False: the answer goes on while the grammar lets it.
-        banned: ids that are not to be forced; force False: none is."""
+        force False: what has to come next may be spelled in any tokens, and is not forced."""
         text = schema.text_of(value) if param == "json_schema" else _text(param, value)
         with self._lock:
-            matcher = self._matcher(param, text).deep_copy()
-        hidden = () if may_end else tuple(self._tokenizer.end_ids)
-        return Constraint(param, matcher, self._n_words(), hidden, banned, force)
+            matcher = self._matcher(param, text, force).deep_copy()
+        return Constraint(param, matcher, self._n_words(), () if may_end else tuple(self._tokenizer.end_ids))
 
     def _n_words(self) -> int:
         return (self._n_ids() + 31) // 32
@@ -59,16 +58,16 @@ class Grammars:
         """Rows of the head and ids without one, and an id that no row has: the end, where a model has none."""
         return max(self._n_rows, self._tokenizer.n_vocab) + 1
 
-    def _matcher(self, param: str, text: str):
+    def _matcher(self, param: str, text: str, force: bool):
         """The compiled grammar; called with the lock held: one is compiled at a time."""
-        key = param, text
+        key = param, text, force
         found = self._compiled.get(key)
         if found is not None:
             self._compiled.move_to_end(key)
             return found[0]
         if self._ll is None:
             self._ll = _lltokenizer(self._tokenizer, self._n_ids())
-        matcher = _on_a_deep_stack(lambda: _compile(self._ll, param, text))
+        matcher = _on_a_deep_stack(lambda: _compile(self._ll, param, text, force))
         cost = 100_000 + 100 * len(text)     # measured: 0.1 to 0.5 MB for small ones, up to 100 bytes a character
         self._compiled[key] = matcher, cost
         self._bytes += cost
@@ -80,9 +79,8 @@ class Grammars:
 class Constraint:
     """Where one answer stands in its grammar. Used by the engine thread."""
 
-    def __init__(self, param: str, matcher, n_words: int, hidden=(), banned=frozenset(), force=True):
+    def __init__(self, param: str, matcher, n_words: int, hidden=()):
         self._param, self._matcher, self._hidden = param, matcher, hidden
-        self._banned, self._force = banned, force
         self._words = ffi.new("uint32_t[]", n_words)
         self._address = int(ffi.cast("uintptr_t", self._words))
 
@@ -101,14 +99,9 @@ class Constraint:
             raise GrammarError(f"{self._param}: token {token} does not continue the answer", param=self._param)
 
     def forced(self) -> list:
-        """Ids that have to come next, in the tokenizer's own spelling of the only text that may."""
-        if not self._force:
-            return []
-        ids = self._matcher.compute_ff_tokens()
-        for i, token in enumerate(ids):
-            if token in self._banned:
-                return ids[:i]
-        return ids
+        """Ids that have to come next, in the tokenizer's own spelling of the only text that may. The mask at such a
+        place allows that spelling only."""
+        return self._matcher.compute_ff_tokens()
 
     @property
     def complete(self) -> bool:
@@ -116,7 +109,7 @@ class Constraint:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def fork(self) -> "Constraint":
-        return Constraint(self._param, self._matcher.deep_copy(), len(self._words), self._hidden, self._banned, self._force)
+        return Constraint(self._param, self._matcher.deep_copy(), len(self._words), self._hidden)
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -152,17 +145,18 @@ def _text(param: str, value) -> str:
     return value
 
 
-def _compile(ll, param: str, text: str):
+def _compile(ll, param: str, text: str, force: bool):
     """A matcher at its beginning with the first mask computed, so that copies share what that took."""
     lg = _llguidance()
     if param == "json_schema":
-        source = lg.LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
+        lark = "start: %json " + _with_options(json.loads(text))
+    elif param == "regex":       # its \d \w \s are ASCII, as in a schema's patterns: a telephone number has no Bengali digits
+        lark = f"start: /{lg.regex_to_lark(text, 'dws')}/"
     else:
-        if param == "regex":     # its \d \w \s are ASCII, as in a schema's patterns: a telephone number has no Bengali digits
-            lark = f"start: /{lg.regex_to_lark(text, 'dws')}/"
-        else:
-            lark = gbnf.to_lark(text) if param == "grammar" else _checked_lark(text)
-        source = json.dumps({"grammars": [{"lark_grammar": lark}]})
+        lark = gbnf.to_lark(text) if param == "grammar" else _checked_lark(text)
+    if not force and "%llguidance" not in lark:
+        lark = '%llguidance {"no_forcing": true}\n' + lark
+    source = json.dumps({"grammars": [{"lark_grammar": lark}]})
     matcher = lg.LLMatcher(ll, source, log_level=0, limits=lg.LLParserLimits(**_LIMITS))
     warnings = [] if matcher.is_error() else matcher.get_grammar_warnings()
     if matcher.is_error() or warnings and param == "json_schema":
@@ -191,10 +185,13 @@ def _checked_lark(text: str) -> str:
             raise GrammarError(f"lark: %json is followed by no JSON: {e}", param="lark") from None
         if isinstance(root, dict):
             schema.check(root, "lark")
-            root["x-guidance"] = _JSON
-        out += text[at:begin], json.dumps(root, ensure_ascii=False)
+        out += text[at:begin], _with_options(root)
         at = end
     return "".join([*out, text[at:]])
+
+
+def _with_options(root) -> str:
+    return json.dumps({**root, "x-guidance": _JSON} if isinstance(root, dict) else root, ensure_ascii=False)
 
 
 def _refused(param: str, why: str) -> GrammarError:

@@ -378,10 +378,9 @@ class Llama:
                 from .grammar import Grammars
 
                 self._grammars = Grammars(self.tokenizer, self._program.n_vocab)
-        # A banned token is never forced, and what a processor would make of one is not known.
-        banned = frozenset(i for i, bias in params.logit_bias if bias == -math.inf)
-        return self._grammars.constraint(name, getattr(options, name), may_end=not options.ignore_eos, banned=banned,
-                                         force=not params.processors)
+        # Where tokens are banned or processed, what must come may have to be spelled in others.
+        free = bool(params.processors) or any(bias == -math.inf for _, bias in params.logit_bias)
+        return self._grammars.constraint(name, getattr(options, name), may_end=not options.ignore_eos, force=not free)
 
     def _answers(self, prompts, stream, several, options):
         """One answer, or a list of them if there may be several."""
