@@ -33,7 +33,7 @@ LOOP = "import os, sys\nif sys.argv[1] != 'free': os.sched_setaffinity(0, {int(s
 def load_pyengine(path, threads):
     from pyengine import Llama
 
-    model = Llama(path, n_ctx=N_CTX, max_seqs=1, n_threads=threads)
+    model = Llama(path, n_ctx=N_CTX, max_seqs=1, n_threads=threads, prefix_cache=False, speculate=None)
     return lambda prompt, n: model.generate(prompt, max_tokens=n, temperature=0, ignore_eos=True).usage["completion_tokens"]
 
 

@@ -65,7 +65,8 @@ class Pyengine:
             self.model.close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more positions than the model was trained for: speed is measured
-            self.model = Llama(self.path, n_ctx=n_ctx, max_seqs=batch, n_threads=self.threads, n_batch=MAX_STEP)
+            self.model = Llama(self.path, n_ctx=n_ctx, max_seqs=batch, n_threads=self.threads, n_batch=MAX_STEP,
+                               prefix_cache=False, speculate=None)
         # nothing is submitted to the engine's thread, so it never starts and steps are ours to make
         self.engine, self.requests = self.model._thread.engine, []
 

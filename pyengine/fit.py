@@ -7,6 +7,7 @@ counted before a load, and refused if it is not free. Llama loads what decide() 
 
 Imported by llama and cli. Imports plan, cache, machine, native.
 """
+import bisect
 import dataclasses
 import weakref
 
@@ -88,12 +89,13 @@ def count(program, pages, *, n_threads, private=False, free=None) -> Fit:
                other=gguf.header_bytes + program.logits_bytes + program.const_bytes + tables + 2 * ffi.sizeof("pe_insn") * len(program.instrs))
 
 
-def decide(gguf, *, n_ctx=None, n_threads=1, private=False, free=None, **settings) -> Fit:
-    """The program for n_ctx positions, or (None) for as many as the model was trained for and memory holds, with pages for as
-    many sequences of settings["max_seqs"] as there is room for, at least one. MemoryBudgetError says what would fit."""
-    most, memory = n_ctx or trained(gguf), dict(n_threads=n_threads, private=private, free=free)
+def decide(gguf, *, n_ctx=None, n_threads=1, private=False, free=None, cache_tokens=None, **settings) -> Fit:
+    """The program for n_ctx positions, or (None) for as many as the model was trained for and memory holds, with pages for
+    cache_tokens positions of all sequences together, or (None) for as many sequences of settings["max_seqs"] as there is room
+    for; at least one. MemoryBudgetError says what would fit."""
+    most, memory = n_ctx or trained(gguf), dict(n_threads=n_threads, private=private, free=free, cache_tokens=cache_tokens)
     if n_ctx:
-        fit = _with_room(plan.compile(gguf, n_ctx=n_ctx, **settings), n_threads, private, free, ALL)
+        fit = _with_room(plan.compile(gguf, n_ctx=n_ctx, **settings), n_threads, private, free, ALL, cache_tokens)
     else:
         fit = longest(gguf, most, BESIDE_WEIGHTS, **memory, **settings)
         short = min(most // 2, SHORT_CTX)
@@ -109,13 +111,13 @@ def trained(gguf) -> int:
     return min(gguf.get_int(f"{gguf.arch}.context_length", default=1, lo=1), MAX_CTX)
 
 
-def longest(gguf, n_ctx, share, *, n_threads=1, private=False, free=None, **settings) -> "Fit | None":
+def longest(gguf, n_ctx, share, *, n_threads=1, private=False, free=None, cache_tokens=None, **settings) -> "Fit | None":
     """The longest context up to n_ctx, in whole pages and to within a sixty-fourth, of which one sequence fits into `share` of
     what is free. The arena grows with the context, so guesses are tried out."""
     low, high, n, best = 0, n_ctx, n_ctx, None
     while True:
         program = plan.compile(gguf, n_ctx=n, **settings)
-        fit = _with_room(program, n_threads, private, free, share)
+        fit = _with_room(program, n_threads, private, free, share, cache_tokens)
         if fit is not None:
             low, best = n, fit
         else:
@@ -139,9 +141,19 @@ def _budget(fit: Fit, share: str) -> int:
     return room if fit.private or share is ALL else room - fit.weights if share is BESIDE_WEIGHTS else room // 4
 
 
-def _with_room(program, n_threads, private, free, share) -> "Fit | None":
-    """Pages within what is free; None if one sequence does not fit. The pools are shared, so they need not hold max_seqs
-    sequences of the full context at one time; they hold one, and as many as the memory beside the weights allows."""
+def pool(program, cache_tokens: int) -> list:
+    """Pages per group for so many positions, at least one whole sequence. Where a window is, for max_seqs sequences at most:
+    what is behind their windows they do not hold."""
+    pages, each = -(-cache_tokens // PAGE), one_sequence(program)
+    return [max(n, min(pages, n * program.max_seqs) if g.window else pages) for n, g in zip(each, program.groups)]
+
+
+def _with_room(program, n_threads, private, free, share, cache_tokens=None) -> "Fit | None":
+    """Pages within what is free; None if one sequence, or what was asked for, does not fit. The pools are shared, so they need not
+    hold max_seqs sequences of the full context at one time; they hold one, and as many as the memory beside the weights allows."""
+    if cache_tokens is not None:
+        fit = count(program, pool(program, cache_tokens), n_threads=n_threads, private=private, free=free)
+        return fit if free is None or fit.own <= _budget(fit, share) else None
     each = one_sequence(program)
     fit = count(program, each, n_threads=n_threads, private=private, free=free)
     times = program.max_seqs
@@ -165,8 +177,14 @@ def _positions(program, n_threads, private, free, share) -> int:
 # ---- what to change ---------------------------------------------------------------------------
 
 
-def refusal(gguf, n_ctx, *, n_threads, private, free, **settings) -> str:
+def refusal(gguf, n_ctx, *, n_threads, private, free, cache_tokens=None, **settings) -> str:
     program = plan.compile(gguf, n_ctx=n_ctx, **settings)
+    if cache_tokens is not None and _with_room(program, n_threads, private, free, ALL) is not None:
+        most = bisect.bisect_right(range(-(-cache_tokens // PAGE)), usable(free), key=lambda n: count(
+            program, pool(program, PAGE * n), n_threads=n_threads, private=private, free=free).own) - 1
+        fit = count(program, pool(program, cache_tokens), n_threads=n_threads, private=private, free=free)
+        return (f"cache_tokens {cache_tokens} needs {size(fit.own)} of its own ({size(fit.cache)} of {program.kv_type} KV cache), and of "
+                f"{size(free)} available {size(usable(free))} may be used; cache_tokens {PAGE * most} would fit")
     fit = count(program, [0] * len(program.groups), n_threads=n_threads, private=private, free=free)
     text = (f"n_ctx {n_ctx} needs {size(fit.least)} of its own ({size(fit.sequence)} of {program.kv_type} KV cache, {size(fit.arena)} arena, "
             f"{size(fit.n_threads * fit.scratch + fit.other)} for threads and tables" + (f", {size(fit.weights)} of weights read with mmap=False" if private else "")

@@ -287,7 +287,8 @@ class Llama:
 
     def _plan(self, n_ctx, private, n_threads, settings):
         """The program, sized before anything is allocated; what will be slow or short is said."""
-        found = fit.decide(self._gguf, n_ctx=n_ctx or None, n_threads=n_threads, private=private, free=self._free, **settings)
+        found = fit.decide(self._gguf, n_ctx=n_ctx or None, n_threads=n_threads, private=private, free=self._free,
+                           cache_tokens=self.cache_tokens, **settings)
         trained = found.program.hp.n_ctx_train
         if n_ctx and n_ctx > trained:
             warnings.warn(f"n_ctx {n_ctx} is more than the {trained} positions the model was trained for", stacklevel=3)

@@ -137,6 +137,21 @@ def test_answers_of_contexts_hold(gguf):
         assert found.least == way["own"] <= fit.usable(free)
 
 
+def test_a_pool_of_so_many_positions(gguf, tmp_path):
+    """cache_tokens is given to the page, at least one whole sequence, or refused with what would fit; windows hold no more than windows."""
+    one, each = settle(gguf, 1024), settle(gguf, 1024).sequence // 16
+    for tokens, pages in ((10000, 157), (1024, 16), (1, 16)):
+        assert fit.decide(gguf, n_ctx=1024, n_threads=2, cache_tokens=tokens, **SETTINGS).cache == pages * each
+    free = with_reserve(one.fixed + 100 * each)
+    with pytest.raises(errors.MemoryBudgetError, match="cache_tokens 10000 needs .* cache_tokens 6400 would fit"):
+        fit.decide(gguf, n_ctx=1024, n_threads=2, cache_tokens=10000, free=free, **SETTINGS)
+    assert fit.decide(gguf, n_ctx=1024, n_threads=2, cache_tokens=6400, free=free, **SETTINGS).fits
+    assert fit.decide(gguf, n_threads=2, cache_tokens=6400, free=with_reserve(one.fixed + 120 * each + one.weights), **SETTINGS).cache >= 100 * each
+    with GGUF(write(tmp_path / "g.gguf", Spec(arch="gemma3", n_layer=6, n_ctx_train=32768))) as g:
+        found = fit.decide(g, n_ctx=4096, n_threads=2, cache_tokens=100000, **SETTINGS)
+        assert [n <= 4 * m if x.window else n == 1563 for n, m, x in zip(found.pages, fit.one_sequence(found.program), found.program.groups)] == [True] * 2
+
+
 def test_nothing_fits(gguf):
     with pytest.raises(errors.MemoryBudgetError, match="no context fits"):
         fit.decide(gguf, n_threads=2, free=33 * MB, **SETTINGS)

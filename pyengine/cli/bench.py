@@ -21,7 +21,7 @@ def main(argv) -> int:
     prompts, gens = _numbers("-p", args.n_prompt), _numbers("-n", args.n_gen)
     if args.repetitions < 1:
         raise SystemExit(f"-r: found {args.repetitions}, expected at least 1")
-    with arguments.load(args) as model:
+    with arguments.load(args, prefix_cache=False, speculate=None) as model:
         facts = _facts(model)
         if args.output == "md":
             print("| model | size | params | backend | threads | test | t/s |\n| --- | ---: | ---: | --- | ---: | --- | ---: |")

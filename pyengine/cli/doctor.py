@@ -187,7 +187,7 @@ def reached(path, args, say) -> dict:
     from .bench import rate
 
     threads = args.threads if args.threads > 0 else None
-    with Llama(path, n_ctx=N_PROMPT + N_GENERATED, n_threads=threads) as model:
+    with Llama(path, n_ctx=N_PROMPT + N_GENERATED, n_threads=threads, prefix_cache=False, speculate=None) as model:
         n = min(N_PROMPT, model.n_ctx - 1)
         out = {}
         for what, prompt, generated in (("generation", 1, min(N_GENERATED, model.n_ctx - 2)), ("prompt", n, 0)):

@@ -19,6 +19,7 @@ def parser():
     p.add_argument("-c", "--ctx-size", type=arguments.context, default=0, metavar="N", help="context per sequence; 0 or auto: the longest that fits")
     p.add_argument("-b", "--batch-size", type=int, default=512, metavar="N", help="most tokens of a step (default 512)")
     p.add_argument("-np", "--parallel", type=int, default=4, metavar="N", help="sequences at one time (default 4, as Llama's max_seqs)")
+    p.add_argument("--cache-tokens", type=int, metavar="N", help="positions of the KV cache for all sequences together (default: the context of each)")
     p.add_argument("-t", "--threads", type=int, default=-1, metavar="N", help="threads; -1: those that would be made here")
     p.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of the KV cache: f16 (default) or q8_0")
     p.add_argument("--no-mmap", action="store_true", help="weights in private memory")
@@ -36,8 +37,8 @@ def memory(text: str) -> int:
 
 def main(argv) -> int:
     args = parser().parse_args(argv)
-    for option, value in (("-b", args.batch_size), ("-np", args.parallel)):
-        if value < 1:
+    for option, value in (("-b", args.batch_size), ("-np", args.parallel), ("--cache-tokens", args.cache_tokens)):
+        if value is not None and value < 1:
             raise SystemExit(f"{option}: found {value}, expected at least 1")
     from ..gguf import GGUF
     from ..llama import find
@@ -68,7 +69,7 @@ def facts(gguf, args) -> dict:
     out = {"path": str(gguf.path), "arch": gguf.arch, "trained": trained, "asked": n_ctx or None, "kv_type": args.cache_type_k,
            "available": free, "usable": None if free is None else fit.usable(free), "sequences": args.parallel, "n_batch": args.batch_size}
     try:
-        found, out["reason"] = fit.decide(gguf, n_ctx=n_ctx or None, free=free, **settings), None
+        found, out["reason"] = fit.decide(gguf, n_ctx=n_ctx or None, free=free, cache_tokens=args.cache_tokens, **settings), None
     except MemoryBudgetError as e:
         found, out["reason"] = None, str(e)
     out["fits"] = found is not None
