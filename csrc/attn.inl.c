@@ -31,7 +31,7 @@ typedef struct {
   float o16[BLOCK][16 * PANEL];             /* some columns of a block's o in this chunk */
   union {
     float k[PANEL * PANEL_DK][16];
-    uint8_t q8[TILE * (PE_MAX_D_Q8 + 2 * PE_MAX_D_Q8 / 8)];
+    uint8_t q8[TILE * (PE_MAX_D_BLOCKS + 2 * PE_MAX_D_BLOCKS / 8)];
     float v[PE_CHUNK][16 * PANEL];
     float o1[DIRECT][DIRECT_DV];            /* all o in this chunk */
   } u;
@@ -41,20 +41,17 @@ _Static_assert(sizeof(attn_tile) <= PE_SCRATCH, "scratch");
 static inline const uint8_t *page_of(const pe_attn *a, int64_t pos) {
   return a->kv + (int64_t)a->table[pos / PE_PAGE] * a->page_stride;
 }
-/* Strips of sixteen positions: 32*d bytes of f16, or 16*d of int8 and d of scales. */
-static inline int64_t strip_bytes(const pe_attn *a, int64_t d) { return (a->kv_type == PE_KV_F16 ? 32 : 17) * d; }
 static inline const uint8_t *k_strip(const pe_attn *a, int64_t pos) {
-  return page_of(a, pos) + a->k_off + pos % PE_PAGE / 16 * strip_bytes(a, a->dk);
+  return page_of(a, pos) + a->k_off + pos % PE_PAGE / 16 * STRIP_BYTES(a->kv_type) * a->dk;
 }
 static inline const uint8_t *v_strip(const pe_attn *a, int64_t pos) {
-  return page_of(a, pos) + a->v_off + pos % PE_PAGE / 16 * strip_bytes(a, a->dv);
+  return page_of(a, pos) + a->v_off + pos % PE_PAGE / 16 * STRIP_BYTES(a->kv_type) * a->dv;
 }
-static inline const uint16_t *v_f16(const pe_attn *a, int64_t pos) {        /* [dv], rows of the page follow */
-  return (const uint16_t *)v_strip(a, pos) + pos % 16 * a->dv;
+static inline const uint8_t *v_row(const pe_attn *a, int64_t pos) {         /* of f16, all rows of the page follow; else those of the strip */
+  return v_strip(a, pos) + pos % 16 * row_bytes(a->kv_type, a->dv);
 }
-static inline const int8_t *v_q8(const pe_attn *a, int64_t pos) { return (const int8_t *)v_strip(a, pos) + pos % 16 * a->dv; }
 static inline const uint16_t *v_scales(const pe_attn *a, int64_t pos) {     /* [dv/32] */
-  return (const uint16_t *)(v_strip(a, pos) + 16 * a->dv) + pos % 16 * (a->dv / 32);
+  return (const uint16_t *)(v_strip(a, pos) + 16 * row_bytes(a->kv_type, a->dv)) + pos % 16 * (a->dv / 32);
 }
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }
@@ -77,20 +74,21 @@ static inline const char *k_ahead(const pe_attn *a, const attn_tile *t, int n, i
 static void attn_scores_direct(const pe_attn *a, attn_tile *t, int n, int64_t base) {
   int lo = t->lo[0] & ~15, hi = t->hi[n - 1], part = direct_block(n);
   int64_t q_stride = pe_act_stride(PE_ACT_Q32, a->dk);
-  if (a->kv_type == PE_KV_Q8_0)                                 /* made again for each chunk: 1/256 of what follows */
+  int f16 = a->kv_type == PE_KV_F16;
+  if (!f16)                                                     /* made again for each chunk: 1/256 of what follows */
     for (int r = 0; r < n; r++) op_quant32(t->u.q8 + r * q_stride, t->q[r], a->dk, 0, a->dk / 32);
   for (int s = lo, end; s < hi; s = end) {
     end = least((s / PE_PAGE + 1) * PE_PAGE, hi);
     for (int b = 0; b < n; b += part) {
-      int m = least(part, n - b), step = 16 * (a->kv_type == PE_KV_F16 ? STRIPS(m) : STRIPS_Q8(m));     /* divides a page */
+      int m = least(part, n - b), step = 16 * K_STRIPS(a->kv_type, m);     /* divides a page */
       for (int i = s / step * step; i < end; i += step) {
         if (i + step <= t->lo[b] || i >= t->hi[b + m - 1]) continue;
         const uint8_t *k = k_strip(a, base + i);
         const char *ahead = k_ahead(a, t, n, base, i + most(step, 32));
-        if (a->kv_type == PE_KV_F16)
+        if (f16)
           qk_f16[m - 1](&t->p[b][i], t->q + b, k, a->dk, a->scale, ahead);
         else
-          qk_q8[m - 1](&t->p[b][i], t->u.q8 + b * q_stride, q_stride, k, a->dk, a->scale, ahead);
+          qk_blocks[a->kv_type - 1][m - 1](&t->p[b][i], t->u.q8 + b * q_stride, q_stride, k, a->dk, a->scale, ahead);
       }
     }
   }
@@ -156,10 +154,11 @@ static inline void merge_columns(attn_tile *t, int r, int64_t column, const floa
 }
 
 /* Rows b..b+m over positions [from, to) of the chunk, in order for each row: what only
- * the earlier rows see, what all see, what only the later rows see. v and d are at `from`;
- * `many` takes m rows and `columns`, `one` one row and one_columns. */
-static void pv_rows(const attn_tile *t, int b, int m, float *o, int64_t o_stride, const void *v, const uint16_t *d, int64_t stride, int size,
-                    int from, int to, const char *ahead, pv_fn *many, int columns, pv_fn *one, int one_columns) {
+ * the earlier rows see, what all see, what only the later rows see. v and d are rows of `stride`
+ * columns, at `from`; `many` takes m rows and `columns` from `column` on, `one` one row and one_columns. */
+static void pv_rows(const attn_tile *t, int b, int m, float *o, int64_t o_stride, int type, const uint8_t *v, const uint16_t *d, int64_t stride,
+                    int64_t column, int from, int to, const char *ahead, pv_fn *many, int columns, pv_fn *one, int one_columns) {
+  int64_t bytes = row_bytes(type, stride);
   int all_lo = most(t->lo[b + m - 1], from), all_hi = least(t->hi[b], to);
   if (all_lo >= all_hi) all_lo = all_hi = to;                   /* nothing shared: all goes row by row, first part */
   for (int part = 0; part < 3; part++) {
@@ -167,15 +166,14 @@ static void pv_rows(const attn_tile *t, int b, int m, float *o, int64_t o_stride
     if (lo >= hi) continue;
     if (part == 1) {
       int64_t i = lo - from;
-      many(o, o_stride, &t->p[b][lo], (const char *)v + i * stride * size, d ? d + i * (stride / 32) : d, stride, hi - lo, ahead);
+      many(o, o_stride, &t->p[b][lo], v + i * bytes, d ? d + i * (stride / 32) : d, stride, column, hi - lo, ahead);
       continue;
     }
     for (int r = 0; r < m; r++) {
       int l = most(t->lo[b + r], lo), h = least(t->hi[b + r], hi);
       int64_t i = l - from;
       for (int c = 0; c < columns && l < h; c += one_columns)
-        one(o + r * o_stride + c, o_stride, &t->p[b + r][l], (const char *)v + (i * stride + c) * size,
-            d ? d + i * (stride / 32) + c / 32 : d, stride, h - l, ahead);
+        one(o + r * o_stride + c, o_stride, &t->p[b + r][l], v + i * bytes, d ? d + i * (stride / 32) : d, stride, column + c, h - l, ahead);
     }
   }
 }
@@ -188,12 +186,13 @@ static void attn_values(const pe_attn *a, attn_tile *t, int n, int64_t base) {
     for (int c = 0; c < PANEL; c++) w[c] = (int)(a->dv - j - 16 * c < 0 ? 0 : a->dv - j - 16 * c < 16 ? a->dv - j - 16 * c : 16);
     for (int s = lo; s < hi;) {
       int end = least((s / PE_PAGE + 1) * PE_PAGE, hi);
-      if (a->kv_type == PE_KV_Q8_0) {
+      if (a->kv_type != PE_KV_F16) {
         for (; s < end; s++)
-          for (int c = 0; c < PANEL; c++) v16_store(t->u.v[s] + 16 * c, load_q8(v_q8(a, base + s) + j + 16 * c, v_scales(a, base + s) + j / 32));
+          for (int c = 0; c < PANEL; c++)
+            v16_store(t->u.v[s] + 16 * c, (a->kv_type == PE_KV_Q8_0 ? load_q8 : load_q4)(v_row(a, base + s), v_scales(a, base + s), j + 16 * c));
         continue;
       }
-      const uint16_t *v = v_f16(a, base + s) + j;
+      const uint16_t *v = (const uint16_t *)v_row(a, base + s) + j;
       for (; s < end; s++, v += a->dv)
         for (int c = 0; c < PANEL; c++)
           v16_store(t->u.v[s] + 16 * c, w[c] == 16 ? v16_load_f16(v + 16 * c) : v16_load_f16_n(v + (w[c] ? 16 * c : 0), w[c]));
@@ -201,15 +200,15 @@ static void attn_values(const pe_attn *a, attn_tile *t, int n, int64_t base) {
     for (int b = 0; b < n; b += BLOCK) {
       int m = rows_of_block(n, b);
       memset(t->o16, 0, sizeof t->o16);
-      pv_rows(t, b, m, t->o16[0], 16 * PANEL, t->u.v[lo], NULL, 16 * PANEL, 4, lo, hi, NULL, pv_f32[m - 1], 16 * PANEL, pv_f32[0],
-              16 * PANEL);
+      pv_rows(t, b, m, t->o16[0], 16 * PANEL, KV_F32, (const uint8_t *)t->u.v[lo], NULL, 16 * PANEL, 0, lo, hi, NULL, pv_f32[m - 1], 16 * PANEL,
+              pv_f32[0], 16 * PANEL);
       for (int r = b; r < b + m; r++)
         for (int c = 0; c < PANEL && w[c] && t->lo[r] < t->hi[r]; c++) merge_columns(t, r, j + 16 * c, t->o16[r - b] + 16 * c, w[c]);
     }
   }
 }
 
-/* V as it lies, in spans of up to 8 KB of f16, or a strip of q8_0, for up to DIRECT rows; dv
+/* V as it lies, in spans of up to 8 KB of f16, or a strip of blocks, for up to DIRECT rows; dv
  * is a multiple of 16. */
 static void attn_values_direct(const pe_attn *a, attn_tile *t, int n, int64_t base) {
   int f16 = a->kv_type == PE_KV_F16, span = !f16 || a->dv > 128 ? 16 : a->dv > 64 ? 32 : 64;
@@ -217,15 +216,15 @@ static void attn_values_direct(const pe_attn *a, attn_tile *t, int n, int64_t ba
   for (int r = 0; r < n; r++) memset(t->u.o1[r], 0, (size_t)a->dv * 4);
   for (int s = lo, end; s < hi; s = end) {
     end = least((s / span + 1) * span, hi);
-    const uint8_t *v = f16 ? (const uint8_t *)v_f16(a, base + s) : (const uint8_t *)v_q8(a, base + s);
+    const uint8_t *v = v_row(a, base + s);
     const uint16_t *d = f16 ? NULL : v_scales(a, base + s);
     const char *ahead = v_ahead(a, t, n, base, s / span * span + (f16 ? span : 64), v);
     for (int b = 0; b < n; b += part) {
       int m = least(part, n - b), wide = 16 * STRIPS(m);
       for (int64_t j = 0; j < a->dv;) {
         int columns = j + wide <= a->dv ? wide : 16;
-        pv_rows(t, b, m, t->u.o1[b] + j, DIRECT_DV, v + (f16 ? 2 : 1) * j, d ? d + j / 32 : d, a->dv, f16 ? 2 : 1, s, end,
-                ahead + (f16 ? 2 * (end - s) : 17) * j, (columns > 16 ? pv_wide : pv_narrow)[a->kv_type][m - 1], columns,
+        pv_rows(t, b, m, t->u.o1[b] + j, DIRECT_DV, a->kv_type, v, d, a->dv, j, s, end,
+                ahead + (f16 ? 2 * (end - s) : STRIP_BYTES(a->kv_type)) * j, (columns > 16 ? pv_wide : pv_narrow)[a->kv_type][m - 1], columns,
                 pv_narrow[a->kv_type][0], 16);
         j += columns;
       }
@@ -238,7 +237,7 @@ static void attn_values_direct(const pe_attn *a, attn_tile *t, int n, int64_t ba
 
 /* One chunk for the tile: scores, softmax, values, and the merge or the partials. */
 static void attn_chunk(const pe_attn *a, attn_tile *t, int n, int64_t base) {
-  (n <= DIRECT || a->dk > PANEL_DK || a->kv_type == PE_KV_Q8_0 ? attn_scores_direct : attn_scores)(a, t, n, base);
+  (n <= DIRECT || a->dk > PANEL_DK || a->kv_type != PE_KV_F16 ? attn_scores_direct : attn_scores)(a, t, n, base);
   for (int r = 0; r < n; r++) {
     t->m1[r] = t->l1[r] = 0.0f;
     if (t->lo[r] < t->hi[r]) attn_softmax(t, r, a->softcap);
@@ -355,5 +354,5 @@ static void op_attn_merge(float *o, const float *part, int64_t part_stride, int6
   .rms_norm = op_rms_norm, .layer_norm = op_layer_norm, .quant32 = op_quant32, .quant256 = op_quant256, \
   .add = op_add, .mul = op_mul, .scale = op_scale, .act = op_act, .glu = op_glu, .softcap = op_softcap, \
   .exp = op_exp, .log = op_log, .rope_table = op_rope_table, .rope_adjacent = op_rope_adjacent,         \
-  .rope_halves = op_rope_halves, .kv_store = op_kv_store, .kv_store_q8 = op_kv_store_q8, .attn = op_attn, .attn_merge = op_attn_merge, \
-  .softmax_sum = op_softmax_sum
+  .rope_halves = op_rope_halves, .attn = op_attn, .attn_merge = op_attn_merge,                           \
+  .kv_store = {op_kv_store, op_kv_store_q8, op_kv_store_q4}, .softmax_sum = op_softmax_sum

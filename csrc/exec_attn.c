@@ -28,7 +28,7 @@ static void kv_row(pe_prog *p, const pe_insn *in, int64_t row) {
   uint8_t *page = pe_at(p, in->a[6]) + table_of(p, group, p->seq[row])[pos / PE_PAGE] * p->limits.page_bytes[group];
   const float *k = pe_row_f32(p, in->a[1], n_kv * dk, row), *v = pe_row_f32(p, in->a[2], n_kv * dv, row);
   for (int64_t h = 0; h < n_kv; h++)
-    (p->limits.kv_type == PE_KV_F16 ? p->v->kv_store : p->v->kv_store_q8)(page + h * hb, page + h * hb + kb, pos % PE_PAGE, k + h * dk, v + h * dv, dk, dv);
+    p->v->kv_store[p->limits.kv_type](page + h * hb, page + h * hb + kb, pos % PE_PAGE, k + h * dk, v + h * dv, dk, dv);
 }
 
 /* A prompt's rows go sixteen to a part: they write to the same strips of K, whose lines two threads

@@ -75,7 +75,8 @@ const pe_vops *pe_vops_all(int32_t *n) {
 int64_t pe_kv_bytes(int32_t kv_type, int64_t d) {
   if (d < 1 || d > (int64_t)1 << 20) return -1;
   if (kv_type == PE_KV_F16) return PE_PAGE * d * 2;
-  return kv_type == PE_KV_Q8_0 && d % 32 == 0 && d <= PE_MAX_D_Q8 ? PE_PAGE / 16 * 17 * d : -1;
+  if ((kv_type != PE_KV_Q8_0 && kv_type != PE_KV_Q4_0) || d % 32 || d > PE_MAX_D_BLOCKS) return -1;
+  return PE_PAGE / 16 * (kv_type == PE_KV_Q8_0 ? 17 : 9) * d;
 }
 
 int64_t pe_act_stride(int32_t act, int64_t k) {

@@ -83,7 +83,10 @@ void pe_half_soft(uint16_t *h, float *y, const float *x, int64_t n);  /* for tes
 #define PE_MAX_DK 2048     /* largest head size of K that attention's scratch holds */
 #define PE_KV_F16 0        /* a head's K in a page: f16 [PE_PAGE/16][dk][16], strips of 16 positions; V: f16 [PE_PAGE][dv] */
 #define PE_KV_Q8_0 1       /* strips of 16 positions, 17*d bytes: K int8 [dk/4][16][4], f16 scales [dk/32][16]; V int8 [16][dv], f16 [16][dv/32] */
-#define PE_MAX_D_Q8 1024   /* largest head size, K and V, in q8_0; a multiple of 32 */
+#define PE_KV_Q4_0 2       /* the same, 9*d bytes: a byte has two dimensions of one position, 4-bit q + 8, the first below. K uint8 [dk/8][16][4]:
+                            * byte j of eight dimensions has j and j + 4; V uint8 [16][dv/2]: byte j of sixteen has columns j and j + 16 of 32 */
+#define PE_KV_TYPES 3
+#define PE_MAX_D_BLOCKS 1024   /* largest head size, K and V, in q8_0 and q4_0; a multiple of 32 */
 #define PE_ACT_SILU 0
 #define PE_ACT_GELU 1        /* tanh form */
 #define PE_ACT_GELU_ERF 2
@@ -131,9 +134,8 @@ typedef struct pe_vops {   /* one tier's table; every member gives the same bits
       /* cs[j] = cos(pos*freq[j])*mscale, cs[n+j] = sin(...)*mscale */
   void (*rope_adjacent)(float *x, const float *cs, int64_t n_rot);  /* pairs (2j, 2j+1), j < n_rot/2 */
   void (*rope_halves)(float *x, const float *cs, int64_t n_rot);    /* pairs (j, j+n_rot/2) */
-  void (*kv_store)(uint8_t *kpage, uint8_t *vpage, int64_t slot, const float *k, const float *v, int64_t dk, int64_t dv);
-      /* writes position `slot` of K and V as PE_KV_F16 */
-  void (*kv_store_q8)(uint8_t *kpage, uint8_t *vpage, int64_t slot, const float *k, const float *v, int64_t dk, int64_t dv);
+  void (*kv_store[3])(uint8_t *kpage, uint8_t *vpage, int64_t slot, const float *k, const float *v, int64_t dk, int64_t dv);
+      /* by PE_KV_*: writes position `slot` of K and V; no byte of another position changes */
   void (*attn)(const pe_attn *a);
   void (*attn_merge)(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv);
       /* partials of chunks c0..c1 (c at part + c*part_stride) into a finished o[dv] */

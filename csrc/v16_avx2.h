@@ -49,6 +49,12 @@ W v16 v16_load_i8(const int8_t *p) {
   return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))),
                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8))))};
 }
+W v16 v16_load_q4(const uint8_t *p, int high, v16 d) {
+  __m128i q = _mm_loadu_si128((const __m128i *)p);
+  q = _mm_sub_epi8(_mm_and_si128(high ? _mm_srli_epi16(q, 4) : q, _mm_set1_epi8(15)), _mm_set1_epi8(8));
+  return (v16){_mm256_mul_ps(d.a, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q))),
+               _mm256_mul_ps(d.b, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(q, q))))};
+}
 W void v16_store_f16(uint16_t *p, v16 x) {
   _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
@@ -131,6 +137,18 @@ W __m256i v16_dot8(__m256i s, __m256i a, __m256i b) {     /* pairs are at most 2
   return _mm256_add_epi32(s, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 W v16i v16i_dot4(v16i s, v16i a, v16i b) { return (v16i){v16_dot8(s.a, a.a, b.a), v16_dot8(s.b, a.b, b.b)}; }
+/* The sums of q4_dot are of pairs, in 16 bits: |s| <= 8 * 2*15*127 = 30480 */
+W v16i v16i_q4_start(int32_t sum) { (void)sum; return v16i_set(0); }
+W __m256i v16_q4_dot8(__m256i s, __m256i a, __m256i b, __m256i c) {
+  const __m256i low = _mm256_set1_epi8(15);
+  s = _mm256_add_epi16(s, _mm256_maddubs_epi16(_mm256_and_si256(a, low), b));
+  return _mm256_add_epi16(s, _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(a, 4), low), c));
+}
+W v16i v16i_q4_dot(v16i s, v16i a, v16i b, v16i c) { return (v16i){v16_q4_dot8(s.a, a.a, b.a, c.a), v16_q4_dot8(s.b, a.b, b.b, c.b)}; }
+W v16i v16i_q4_end(v16i s, int32_t sum) {
+  const __m256i ones = _mm256_set1_epi16(1), eight = _mm256_set1_epi32(8 * sum);
+  return (v16i){_mm256_sub_epi32(_mm256_madd_epi16(s.a, ones), eight), _mm256_sub_epi32(_mm256_madd_epi16(s.b, ones), eight)};
+}
 W v16i v16i_shl23(v16i x) { return (v16i){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
 W v16i v16i_shr23(v16i x) { return (v16i){_mm256_srai_epi32(x.a, 23), _mm256_srai_epi32(x.b, 23)}; }
 W int v16_small(const int8_t *q) {

@@ -26,6 +26,11 @@ W v16 v16_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si25
 W v16 v16_load_f16_n(const uint16_t *p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(v16_first(n), p)); }
 W v16 v16_set_f16(uint16_t x) { return _mm512_cvtph_ps(_mm256_set1_epi16((short)x)); }
 W v16 v16_load_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+W v16 v16_load_q4(const uint8_t *p, int high, v16 d) {    /* vpermps looks at four bits of an index; its table serves both halves */
+  const v16 q = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  v16i n = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+  return _mm512_permutexvar_ps(high ? _mm512_srli_epi32(n, 4) : n, _mm512_mul_ps(d, q));
+}
 W void v16_store_f16(uint16_t *p, v16 x) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
 W void v16_store_i8x2(int8_t *p, v16i x, v16i y) {
   _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x));
@@ -86,6 +91,13 @@ W v16i v16i_load(const void *p) { return _mm512_loadu_si512(p); }
 /* vpdpbusd wants a without sign: a + 128 gives 128*sum(b) too much. |s| < 2^31: 1024 * 255 * 127 in all */
 W v16i v16i_dot4_start(int32_t b_sum) { return _mm512_set1_epi32(-128 * b_sum); }
 W v16i v16i_dot4(v16i s, v16i a, v16i b) { return _mm512_dpbusd_epi32(s, _mm512_xor_si512(a, _mm512_set1_epi8(-128)), b); }
+W v16i v16i_q4_start(int32_t sum) { return _mm512_set1_epi32(-8 * sum); }
+W v16i v16i_q4_dot(v16i s, v16i a, v16i b, v16i c) {
+  const v16i low = _mm512_set1_epi8(15);
+  s = _mm512_dpbusd_epi32(s, _mm512_and_si512(a, low), b);
+  return _mm512_dpbusd_epi32(s, _mm512_and_si512(_mm512_srli_epi32(a, 4), low), c);
+}
+W v16i v16i_q4_end(v16i s, int32_t sum) { (void)sum; return s; }
 W v16i v16i_shl23(v16i x) { return _mm512_slli_epi32(x, 23); }
 W v16i v16i_shr23(v16i x) { return _mm512_srai_epi32(x, 23); }
 /* In the pieces in which v16_store_i8x2 wrote them: a longer load would wait until the last of them is in the

@@ -1,7 +1,7 @@
 /* v16_neon.h: the sixteen-lane words as four NEON registers of aarch64 (32-bit ARM's NEON
  * flushes subnormals and has no such file). v16_scalar.h says what each word means.
  * Included by simd_neon.c and simd_dotprod.c only; needs ARMv8.0, whose conversions of
- * halves are exact and keep subnormals, and v16_dot4x4 of one of them. */
+ * halves are exact and keep subnormals, and v16_dot4x4 and v16_dot8x4 of one of them. */
 #ifndef PE_V16_H
 #define PE_V16_H
 #include <arm_neon.h>
@@ -62,11 +62,17 @@ W v16 v16_set_f16(uint16_t x) {
   float32x4_t f = vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(x)));
   return PARTS(v16, f);
 }
-W v16 v16_load_i8(const int8_t *p) {
-  int8x16_t q = vld1q_s8(p);
+W v16 v16_from_i8(int8x16_t q) {
   int16x8_t lo = vmovl_s8(vget_low_s8(q)), hi = vmovl_high_s8(q);
   return (v16){vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_high_s16(lo)),
                vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_high_s16(hi))};
+}
+W v16 v16_load_i8(const int8_t *p) { return v16_from_i8(vld1q_s8(p)); }
+W v16 v16_load_q4(const uint8_t *p, int high, v16 d) {
+  uint8x16_t n = vld1q_u8(p);
+  n = high ? vshrq_n_u8(n, 4) : vandq_u8(n, vdupq_n_u8(15));
+  v16 q = v16_from_i8(vsubq_s8(vreinterpretq_s8_u8(n), vdupq_n_s8(8)));
+  return PARTS2(v16, vmulq_f32, d, q);
 }
 W void v16_store_f16(uint16_t *p, v16 x) {
   vst1q_u16(p, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(x.a), x.b)));
@@ -157,6 +163,17 @@ W v16i v16i_dot4_start(int32_t b_sum) { (void)b_sum; return v16i_set(0); }
 W v16i v16i_dot4(v16i s, v16i x, v16i y) {
   return (v16i){v16_dot4x4(s.a, x.a, y.a), v16_dot4x4(s.b, x.b, y.b), v16_dot4x4(s.c, x.c, y.c), v16_dot4x4(s.d, x.d, y.d)};
 }
+W v16i v16i_q4_start(int32_t sum) { return v16i_set(-8 * sum); }
+W int32x4_t v16_q4_dot4(int32x4_t s, int32x4_t a, int32x4_t b, int32x4_t c) {
+  uint8x16_t n = vreinterpretq_u8_s32(a);
+  return v16_dot8x4(s, vreinterpretq_s8_u8(vandq_u8(n, vdupq_n_u8(15))), vreinterpretq_s8_s32(b), vreinterpretq_s8_u8(vshrq_n_u8(n, 4)),
+                    vreinterpretq_s8_s32(c));
+}
+W v16i v16i_q4_dot(v16i s, v16i a, v16i b, v16i c) {
+  return (v16i){v16_q4_dot4(s.a, a.a, b.a, c.a), v16_q4_dot4(s.b, a.b, b.b, c.b), v16_q4_dot4(s.c, a.c, b.c, c.c),
+                v16_q4_dot4(s.d, a.d, b.d, c.d)};
+}
+W v16i v16i_q4_end(v16i s, int32_t sum) { (void)sum; return s; }
 W v16i v16i_shl23(v16i x) { return (v16i){vshlq_n_s32(x.a, 23), vshlq_n_s32(x.b, 23), vshlq_n_s32(x.c, 23), vshlq_n_s32(x.d, 23)}; }
 W v16i v16i_shr23(v16i x) { return (v16i){vshrq_n_s32(x.a, 23), vshrq_n_s32(x.b, 23), vshrq_n_s32(x.c, 23), vshrq_n_s32(x.d, 23)}; }
 W int32_t v16i_hmax(v16i x) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.a, x.b), vmaxq_s32(x.c, x.d))); }

@@ -26,6 +26,8 @@ W v16 v16_load_f16(const uint16_t *p) { v16 r; LANES r.f[i] = pe_f16_to_f32(p[i]
 W v16 v16_load_f16_n(const uint16_t *p, int n) { v16 r = {{0}}; for (int i = 0; i < n; i++) r.f[i] = pe_f16_to_f32(p[i]); return r; }
 W v16 v16_set_f16(uint16_t x) { return v16_set(pe_f16_to_f32(x)); }
 W v16 v16_load_i8(const int8_t *p) { v16 r; LANES r.f[i] = p[i]; return r; }
+/* d*(n - 8) for the low or high nibbles n of sixteen bytes */
+W v16 v16_load_q4(const uint8_t *p, int high, v16 d) { LANES d.f[i] *= (float)((high ? p[i] >> 4 : p[i] & 15) - 8); return d; }
 W void v16_store_f16(uint16_t *p, v16 a) { LANES p[i] = pe_f32_to_f16(a.f[i]); }
 W void v16_store_i8x2(int8_t *p, v16i a, v16i b) { LANES { p[i] = (int8_t)a.i[i]; p[16 + i] = (int8_t)b.i[i]; } }   /* lanes within -128..127 */
 W void v16_unzip(const float *p, v16 *even, v16 *odd) { LANES { even->f[i] = p[2 * i]; odd->f[i] = p[2 * i + 1]; } }
@@ -78,6 +80,16 @@ W v16i v16i_dot4(v16i s, v16i a, v16i b) {
   LANES for (int j = 0; j < 4; j++) s.i[i] += x[4 * i + j] * y[4 * i + j];
   return s;
 }
+/* Sums of 32 products per lane, in between as the tier likes: q4_start, four times q4_dot, q4_end, with sum = that of all of b and c. q4_dot
+ * adds low nibbles - 8 times b, then high nibbles - 8 times c; bytes of b and c are -127..127. */
+W v16i v16i_q4_start(int32_t sum) { (void)sum; return v16i_set(0); }
+W v16i v16i_q4_dot(v16i s, v16i a, v16i b, v16i c) {
+  const uint8_t *x = (const uint8_t *)&a;
+  const int8_t *y = (const int8_t *)&b, *z = (const int8_t *)&c;
+  LANES for (int j = 0; j < 4; j++) s.i[i] += ((x[4 * i + j] & 15) - 8) * y[4 * i + j] + ((x[4 * i + j] >> 4) - 8) * z[4 * i + j];
+  return s;
+}
+W v16i v16i_q4_end(v16i s, int32_t sum) { (void)sum; return s; }
 W v16i v16i_max(v16i a, v16i b) { LANES a.i[i] = a.i[i] > b.i[i] ? a.i[i] : b.i[i]; return a; }
 W int32_t v16i_hmax(v16i a) { int32_t m = a.i[0]; LANES m = a.i[i] > m ? a.i[i] : m; return m; }
 /* Whether |q| of each 16 of 256 add up to PE_SMALL_SUM at most; 0 where no kernel of the CPU asks. */

@@ -230,8 +230,8 @@ class Lowering:
             group = len(self.groups)
             if group == 8:
                 raise UnsupportedError("more than 8 kinds of attention layers (window, KV heads, head sizes) in one model")
-            if self.kv_type == "q8_0" and any(d % 32 or d > 1024 for d in (a["dk"], a["dv"])):
-                raise RequestError(f"kv_type is 'q8_0', which takes head sizes in multiples of 32 up to 1024; {node.label} has K heads of "
+            if self.kv_type != "f16" and any(d % 32 or d > 1024 for d in (a["dk"], a["dv"])):
+                raise RequestError(f"kv_type is {self.kv_type!r}, which takes head sizes in multiples of 32 up to 1024; {node.label} has K heads of "
                                    f"{a['dk']} and V heads of {a['dv']}", param="kv_type")
             self.groups.append(CacheGroup(*key, self.kv_type, []))
         pages = Pages(group, len(self.groups[group].layers), f"{node.label}.kv")

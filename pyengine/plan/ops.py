@@ -16,7 +16,7 @@ ROPES = {"none": 0, "adjacent": 1, "halves": 2}
 COUNTS = {"tokens": 0, "wanted": 1}
 
 PAGE = 64            # positions per page, PE_PAGE
-KV_TYPES = {"f16": (0, 128), "q8_0": (1, 68)}  # PE_KV_*, bytes a page for each dimension of a head
+KV_TYPES = {"f16": (0, 128), "q8_0": (1, 68), "q4_0": (2, 36)}  # PE_KV_*, bytes a page for each dimension of a head
 CHUNK = 256          # positions per attention chunk, PE_CHUNK
 SPLIT_ROWS = 16      # steps of at most so many rows may split attention over chunks, PE_SPLIT_ROWS
 

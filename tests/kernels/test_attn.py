@@ -8,7 +8,7 @@ from vops import OTHERS, TIERS, aligned, f32, same, u8
 from pyengine.native import ffi, lib
 
 PAGE, CHUNK = lib.PE_PAGE, lib.PE_CHUNK
-F16, Q8 = lib.PE_KV_F16, lib.PE_KV_Q8_0
+F16, Q8, Q4 = lib.PE_KV_F16, lib.PE_KV_Q8_0, lib.PE_KV_Q4_0
 F = np.float32
 scalar = TIERS["scalar"]
 
@@ -38,8 +38,7 @@ class Case:
 
     def store(self, p, k, v):
         page = int(self.table[p // PAGE]) * self.stride
-        write = self.tier.kv_store if self.kv_type == F16 else self.tier.kv_store_q8
-        write(u8(self.kv[page + self.k_off:]), u8(self.kv[page + self.v_off:]), p % PAGE, f32(k), f32(v), self.dk, self.dv)
+        self.tier.kv_store[self.kv_type](u8(self.kv[page + self.k_off:]), u8(self.kv[page + self.v_off:]), p % PAGE, f32(k), f32(v), self.dk, self.dv)
 
     def args(self, pos, n_q, heads=None, window=0, softcap=0.0, chunks=None):
         g0, g1 = heads or (0, self.n_group)
@@ -109,8 +108,22 @@ def blocks(x):
     return np.rint(x * (F(127) / top)).astype(np.int64), (top / F(127))[..., 0]
 
 
-def q8_values(x):
-    q, d = blocks(x)
+def blocks_q4(x):
+    """The same for q4_0: q of -8..7, d by the first element of the largest magnitude."""
+    x = x.reshape(*x.shape[:-1], -1, 32)
+    d = np.take_along_axis(x, np.abs(x).argmax(-1)[..., None], -1) / F(-8)
+    inverse = np.divide(F(1), d, out=np.zeros_like(d), where=np.abs(d) >= F(2.0**-103))
+    return np.minimum(np.floor(x * inverse + F(8.5)), 15).astype(np.int64) - 8, np.where(inverse != 0, d, F(0))[..., 0]
+
+
+BLOCKS = {Q8: blocks, Q4: blocks_q4}
+
+
+def values(x, kv_type):
+    """What attention reads of V."""
+    if kv_type == F16:
+        return x.astype(np.float16).astype(F)
+    q, d = BLOCKS[kv_type](x)
     return (q.astype(F) * d.astype(np.float16).astype(F)[..., None]).reshape(x.shape)
 
 
@@ -120,7 +133,7 @@ def scores(case, i, g, p0, p1):
         for d in range(case.dk):
             s = fma(q[d], case.k[p0:p1, d].astype(np.float16).astype(F), s)
         return s
-    (qk, dk), (qq, dq) = blocks(case.k[p0:p1]), blocks(q)
+    (qk, dk), (qq, dq) = BLOCKS[case.kv_type](case.k[p0:p1]), blocks(q)
     for b in range(case.dk // 32):
         s = fma(dk[:, b].astype(np.float16).astype(F) * dq[b], (qk[:, b] @ qq[b]).astype(F), s)
     return s
@@ -128,7 +141,7 @@ def scores(case, i, g, p0, p1):
 
 def meaning(case, i, g, window=0, softcap=0.0):
     """Row (token at position i, head g)."""
-    v = q8_values(case.v) if case.kv_type == Q8 else case.v.astype(np.float16).astype(F)
+    v = values(case.v, case.kv_type)
     first = max(0, i - window + 1) if window else 0
     running = None
     for c in range(first // CHUNK, i // CHUNK + 1):
@@ -159,7 +172,8 @@ def meaning(case, i, g, window=0, softcap=0.0):
 @pytest.mark.parametrize("n_pos,n_group,dk,dv,window,softcap,kv_type", [
     (1, 1, 16, 16, 0, 0.0, F16), (70, 3, 64, 64, 0, 0.0, F16), (300, 2, 8, 24, 0, 0.0, F16), (530, 1, 40, 40, 0, 50.0, F16),
     (300, 4, 32, 32, 20, 0.0, F16), (600, 1, 16, 16, 256, 0.0, F16), (600, 1, 1, 1, 300, 20.0, F16),
-    (1, 1, 32, 32, 0, 0.0, Q8), (300, 3, 64, 64, 0, 0.0, Q8), (290, 8, 32, 96, 30, 50.0, Q8), (530, 1, 160, 32, 0, 0.0, Q8)])
+    (1, 1, 32, 32, 0, 0.0, Q8), (300, 3, 64, 64, 0, 0.0, Q8), (290, 8, 32, 96, 30, 50.0, Q8), (530, 1, 160, 32, 0, 0.0, Q8),
+    (1, 1, 32, 32, 0, 0.0, Q4), (300, 3, 64, 64, 0, 0.0, Q4), (290, 8, 32, 96, 30, 50.0, Q4), (530, 1, 160, 32, 0, 0.0, Q4), (270, 5, 96, 64, 0, 0.0, Q4)])
 def test_definition(tier, n_pos, n_group, dk, dv, window, softcap, kv_type):
     case = Case(n_pos, n_group, dk, dv, tier=tier, kv_type=kv_type)
     whole = case.attend(TIERS[tier], 0, n_pos, window=window, softcap=softcap)
@@ -191,13 +205,30 @@ def test_near_the_softmax_in_double(dk):
 
 # ---- one answer -----------------------------------------------------------------------------
 
-SHAPES_Q8 = [(32, 32, 1), (64, 64, 3), (64, 64, 4), (96, 64, 5), (64, 96, 8), (128, 128, 2), (256, 256, 1), (32, 64, 12), (1024, 32, 1), (32, 1024, 1)]
+SHAPES_OF_BLOCKS = [(32, 32, 1), (64, 64, 3), (64, 64, 4), (96, 64, 5), (64, 96, 8), (128, 128, 2), (256, 256, 1), (32, 64, 12), (1024, 32, 1),
+                    (32, 1024, 1)]
 
 
 @pytest.mark.parametrize("tier", OTHERS)
-@pytest.mark.parametrize("dk,dv,n_group", SHAPES_Q8)
-def test_tiers_and_cuts_q8(tier, dk, dv, n_group):
-    check_tiers_and_cuts(tier, dk, dv, n_group, Q8)
+@pytest.mark.parametrize("dk,dv,n_group", SHAPES_OF_BLOCKS)
+@pytest.mark.parametrize("kv_type", BLOCKS)
+def test_tiers_and_cuts_of_blocks(tier, dk, dv, n_group, kv_type):
+    check_tiers_and_cuts(tier, dk, dv, n_group, kv_type)
+
+
+@pytest.mark.parametrize("tier", OTHERS)
+@pytest.mark.parametrize("kv_type", BLOCKS)
+def test_every_number_of_rows(tier, kv_type):
+    """1 to 33 rows as heads of a token and as tokens, ends of strips, pages and chunks, with and without a window."""
+    for n, d in ((270, 32), (335, 96)):
+        for rows in range(1, 34):
+            case = Case(n, rows, d, kv_type=kv_type)
+            for how in ({}, {"window": 37}):
+                assert same(case.attend(TIERS[tier], n - 1, 1, **how), case.attend(scalar, n - 1, 1, **how)), (d, rows, how)
+        case = Case(n, 1, d, kv_type=kv_type)
+        for rows in range(1, 34):
+            for how in ({}, {"window": 37}):
+                assert same(case.attend(TIERS[tier], n - rows, rows, **how), case.attend(scalar, n - rows, rows, **how)), (d, rows, how)
 
 
 @pytest.mark.parametrize("tier", OTHERS)
@@ -228,7 +259,7 @@ def check_tiers_and_cuts(tier, dk, dv, n_group, kv_type):
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("how", [dict(), dict(window=300), dict(window=70, softcap=5.0)], ids=str)
-@pytest.mark.parametrize("kv_type", [F16, Q8])
+@pytest.mark.parametrize("kv_type", [F16, Q8, Q4])
 def test_partials_merge_to_the_same_bits(tier, how, kv_type):
     case = Case(1100, 2, 32, kv_type=kv_type)
     for pos, n_q in ((1099, 1), (1020, 50), (250, 12), (0, 3)):
@@ -247,7 +278,7 @@ def test_many_partials_merge_to_the_same_bits(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("kv_type", [F16, Q8])
+@pytest.mark.parametrize("kv_type", [F16, Q8, Q4])
 def test_what_is_not_seen_does_not_matter(tier, kv_type):
     """Positions behind the token or before its window may hold anything, NaN and infinities too."""
     t, n = TIERS[tier], 290
@@ -262,7 +293,7 @@ def test_what_is_not_seen_does_not_matter(tier, kv_type):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("kv_type", [F16, Q8])
+@pytest.mark.parametrize("kv_type", [F16, Q8, Q4])
 def test_a_bad_position_hurts_those_who_see_it_and_nobody_else(tier, kv_type):
     t, n, bad = TIERS[tier], 280, 262
     for group in (1, 4):
@@ -286,9 +317,10 @@ def test_chunks_out_of_sight_give_zeros():
         assert (case.attend(t, 10, 3, chunks=(1, 2)) == 0).all()
 
 
-def test_q8_pages():
+@pytest.mark.parametrize("tier", TIERS)
+def test_q8_pages(tier):
     """What q8_0 stores, by the layout in pyengine.h; sizes that are not whole blocks have none."""
-    case = Case(70, 1, 64, 96, kv_type=Q8)
+    case = Case(70, 1, 64, 96, kv_type=Q8, tier=tier)
     (kq, kd), (vq, vd) = blocks(case.k), blocks(case.v)
     for p in (0, 5, 16, 63, 64, 69):
         page = case.kv[int(case.table[p // PAGE]) * case.stride:]
@@ -297,5 +329,78 @@ def test_q8_pages():
         assert (k[1024:].view(np.float16).reshape(2, 16)[:, p % 16] == kd[p].astype(np.float16)).all()
         assert (v[:1536].view(np.int8).reshape(16, 96)[p % 16] == vq[p].ravel()).all()
         assert (v[1536:].view(np.float16).reshape(16, 3)[p % 16] == vd[p].astype(np.float16)).all()
-    assert [lib.pe_kv_bytes(Q8, d) for d in (0, 31, 33, 48, 1056)] == [-1] * 5 and lib.pe_kv_bytes(7, 64) == -1
-    assert lib.pe_kv_bytes(Q8, 64) == 64 * 68 and lib.pe_kv_bytes(F16, 33) == 64 * 66
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_q4_pages(tier):
+    """What q4_0 stores: two dimensions of one position in a byte, by the layout in pyengine.h."""
+    case = Case(70, 1, 64, 96, kv_type=Q4, tier=tier)
+    (kq, kd), (vq, vd) = blocks_q4(case.k), blocks_q4(case.v)
+    for p in (0, 5, 16, 63, 64, 69):
+        page = case.kv[int(case.table[p // PAGE]) * case.stride:]
+        k, v = (page[off + p % PAGE // 16 * 9 * d:][:9 * d] for off, d in ((case.k_off, 64), (case.v_off, 96)))
+        eights = k[:512].reshape(8, 16, 4)[:, p % 16]
+        assert (np.concatenate([eights & 15, eights >> 4], 1).ravel() == kq[p].ravel() + 8).all()
+        assert (k[512:].view(np.float16).reshape(2, 16)[:, p % 16] == kd[p].astype(np.float16)).all()
+        blocks_of_v = v[:768].reshape(16, 3, 16)[p % 16]
+        assert (np.concatenate([blocks_of_v & 15, blocks_of_v >> 4], 1).ravel() == vq[p].ravel() + 8).all()
+        assert (v[768:].view(np.float16).reshape(16, 3)[p % 16] == vd[p].astype(np.float16)).all()
+
+
+def test_bytes_of_pages():
+    for kv_type in BLOCKS:
+        assert [lib.pe_kv_bytes(kv_type, d) for d in (0, 31, 33, 48, 1056)] == [-1] * 5
+    assert lib.pe_kv_bytes(7, 64) == lib.pe_kv_bytes(-1, 64) == -1
+    assert [lib.pe_kv_bytes(t, 64) for t in (F16, Q8, Q4)] == [64 * 128, 64 * 68, 64 * 36] and lib.pe_kv_bytes(F16, 33) == 64 * 66
+
+
+AWKWARD = {
+    "zeros": np.zeros(32, F), "minus zeros": np.full(32, -0.0, F), "subnormal": np.full(32, 1e-40, F), "least": np.full(32, 2.0**-100, F),
+    "below the least": np.full(32, np.nextafter(F(2.0**-100), F(0)), F), "one": np.eye(1, 32, 7, dtype=F)[0], "minus one": -np.eye(1, 32, 31, dtype=F)[0],
+    "both signs": np.tile(np.array([2, -2], F), 16), "both signs, minus first": np.tile(np.array([-2, 2], F), 16),
+    "halves": np.concatenate([np.array([-8], F), np.arange(31, dtype=F) / 2 - 7.5]), "halves, plus": np.concatenate([np.array([8], F), np.arange(31, dtype=F) / 2 - 7.5]),
+    "huge": np.linspace(-3e38, 3e38, 32).astype(F), "beyond f16": np.linspace(-9e6, 9e6, 32).astype(F),
+    "nan": np.array([np.nan] + [1] * 31, F), "inf": np.array([1] * 31 + [np.inf], F), "minus inf": np.array([-np.inf] + [1] * 31, F),
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+@pytest.mark.parametrize("kv_type", BLOCKS)
+def test_awkward_blocks(name, kv_type):
+    """Every tier writes the same bytes of them, and what is not finite reaches every row that sees it."""
+    x = AWKWARD[name]
+    pages = []
+    for tier in TIERS:
+        case = Case(70, 2, 32, kv_type=kv_type, tier=tier)
+        case.store(3, x, x)
+        pages.append(case.kv)
+        seen = [case.attend(TIERS[t], 0, 70) for t in TIERS]
+        assert all(same(seen[0], s) for s in seen)
+        bad = name in ("huge", "beyond f16", "nan", "inf", "minus inf")
+        assert np.isfinite(seen[0][:3]).all() and (np.isfinite(seen[0][3:]).all() if not bad else not np.isfinite(seen[0][3:]).any(-1).any())
+    assert all(same(pages[0], p) for p in pages)
+    if kv_type == Q4 and not bad:
+        with np.errstate(all="ignore"):
+            assert same(case.attend(scalar, 69, 1)[0, 1], meaning_of(case, {3: x}, 69, 1))
+
+
+def meaning_of(case, stored, i, g):
+    for p, x in stored.items():
+        case.k[p] = case.v[p] = x
+    return meaning(case, i, g)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("kv_type", [F16, Q8, Q4])
+def test_a_position_has_bytes_of_its_own(tier, kv_type):
+    """Pages are shared and copied for their first positions: writing one changes no byte of another."""
+    case, rng = Case(PAGE, 1, 64, 32, kv_type=kv_type, tier=tier), np.random.default_rng(5)
+    owner = np.full(case.kv.size, -1)
+    for p in range(PAGE):
+        before = case.kv.copy()
+        for _ in range(8):
+            case.store(p, rng.normal(size=64).astype(F), rng.normal(size=32).astype(F))
+            changed = before != case.kv
+            assert (owner[changed] < 0).all() or (owner[changed][owner[changed] >= 0] == p).all()
+            owner[changed] = p
+    assert (np.bincount(owner[owner >= 0]) == (lib.pe_kv_bytes(kv_type, 64) + lib.pe_kv_bytes(kv_type, 32)) // PAGE).all()
