@@ -23,6 +23,7 @@ from kernels import Job, choose, peak_gmacs
 
 from pyengine import quants
 from pyengine.native import ffi, lib
+from pyengine.plan import KV_TYPES
 
 PROMPT = 512
 TILE = 32  # query rows of one attention part: PE_TILE of csrc/exec.h
@@ -95,7 +96,7 @@ def repeat(fn, args: list, *kept) -> Callable[[], None]:
     return work
 
 
-def row_lines(name: str, m: Model, tier, tokens: int) -> list[Line]:
+def row_lines(name: str, m: Model, tier, tokens: int, kv_type: int) -> list[Line]:
     """The ops that take one row of floats at a time."""
     rng, n = np.random.default_rng(1), PROMPT if tokens > 1 else 4
     widest = max(m.hidden, m.ffn, m.heads * m.d)
@@ -109,7 +110,7 @@ def row_lines(name: str, m: Model, tier, tokens: int) -> list[Line]:
     xs, ups, ys = floats
     acts = [at(q, "void *", 4 * widest * i) for i in range(n)]
     table, qk = at(cs, "float *"), m.heads + m.kv_heads
-    page = buffer(2 * lib.pe_kv_bytes(lib.PE_KV_F16, m.d))
+    page = buffer(2 * lib.pe_kv_bytes(kv_type, m.d))
     kp, vp = at(page, "uint8_t *"), at(page, "uint8_t *", page.size // 2)
     eps = 1e-5
     # op, its length, times in a layer, floats touched per element, arguments of row i
@@ -129,8 +130,9 @@ def row_lines(name: str, m: Model, tier, tokens: int) -> list[Line]:
     if m.head_norms:
         table_of_ops.append(("rms_norm", m.d, qk, 2, lambda i, n: (ys[i], xs[i], weights, n, eps)))
     arrays = (x, up, y, q, w, cs, page)
-    return [Line(op, tier, name, tokens, repeat(getattr(tier, op), [args(i, length) for i in rows], *arrays),
-                 repeat(getattr(tier, op), [args(i, 0) for i in rows], *arrays), len(rows), 4 * length * touched * len(rows), "GB/s", times * m.layers * tokens)
+    call = {op: tier.kv_store[kv_type] if op == "kv_store" else getattr(tier, op) for op, *_ in table_of_ops}
+    return [Line(op, tier, name, tokens, repeat(call[op], [args(i, length) for i in rows], *arrays),
+                 repeat(call[op], [args(i, 0) for i in rows], *arrays), len(rows), 4 * length * touched * len(rows), "GB/s", times * m.layers * tokens)
             for op, length, times, touched, args in table_of_ops]
 
 
@@ -190,7 +192,7 @@ def main() -> None:
     p.add_argument("--ops", help="comma-separated; default: all")
     p.add_argument("--isa", help="only this tier, e.g. avx2 or scalar; default: all but scalar")
     p.add_argument("--context", type=int, default=4096, help="positions that one token attends to, in whole chunks of 256")
-    p.add_argument("--kv", choices=("f16", "q8_0"), default="f16")
+    p.add_argument("--kv", choices=KV_TYPES, default="f16")
     p.add_argument("--bits", type=float, default=4.85, help="per weight, for the time of a token's products")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--json", action="store_true")
@@ -200,14 +202,14 @@ def main() -> None:
         p.error(f"--models: found {', '.join(sorted(unknown))}, expected some of {', '.join(MODELS)}")
     if a.context < 1 or a.context % lib.PE_CHUNK or a.context < PROMPT:
         p.error(f"--context: found {a.context}, expected a multiple of {lib.PE_CHUNK}, at least {PROMPT}")
-    kv_type = lib.PE_KV_F16 if a.kv == "f16" else lib.PE_KV_Q8_0
+    kv_type = KV_TYPES[a.kv][0]
     memory = buffer(MEMORY)
     some = np.random.default_rng(3).standard_normal(1 << 20).astype(np.float16).view(np.uint8)
-    if a.kv == "q8_0":  # any bytes are quants, but a scale has to be a sane half: 0.01 in every place
+    if a.kv != "f16":  # any bytes are quants, but a scale has to be a sane half: 0.01 in every place
         some = np.full(1 << 20, 0.01, np.float16).view(np.uint8)
     memory.reshape(-1, some.size)[:] = some
     lines = [line for name in chosen for tier in tiers(a.isa)
-             for line in [*(r for n in (1, PROMPT) for r in row_lines(name, MODELS[name], tier, n)),
+             for line in [*(r for n in (1, PROMPT) for r in row_lines(name, MODELS[name], tier, n, kv_type)),
                           *attention_lines(name, MODELS[name], tier, kv_type, memory, a.context)]
              if a.ops is None or line.op in a.ops.split(",")]
     f16 = next(t.id for t in quants.TYPES.values() if t.name == "F16")

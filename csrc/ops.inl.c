@@ -433,13 +433,20 @@ static void op_kv_store_q8(uint8_t *kpage, uint8_t *vpage, int64_t slot, const f
   store_v(vpage + slot / 16 * 17 * dv, slot % 16, row, dv, pe_act_d(row, dv), dv / 32);
 }
 
-/* The first of 32 whose |bits| are `amax_bits`, times -1/8: that one becomes q = -8. */
-static float quant4_d(const float *x, int32_t amax_bits) {
-  if (amax_bits >= 0x7f800000) return __builtin_nanf("");
-  if (amax_bits < (127 - 100) << 23) return 0.0f;
-  float amax = pe_f32_from_bits((uint32_t)amax_bits);
-  while (__builtin_fabsf(*x) != amax) x++;
-  return *x / -8.0f;
+/* The first of 32 whose magnitude is the largest, times -1/8: that one becomes q = -8. Only where both
+ * signs have it does the order decide. */
+static float quant4_d(const float *x) {
+  const v16i sign = v16i_set(INT32_MIN), a = v16_bits(v16_load(x)), b = v16_bits(v16_load(x + 16));
+  int32_t plus = v16i_hmax(v16i_max(a, b)), minus = v16i_hmax(v16i_max(v16i_add(a, sign), v16i_add(b, sign)));
+  int32_t bits = plus > minus ? plus : minus;
+  if (bits >= 0x7f800000) return __builtin_nanf("");
+  if (bits < (127 - 100) << 23) return 0.0f;
+  float amax = pe_f32_from_bits((uint32_t)bits);
+  if (plus == minus) {
+    while (__builtin_fabsf(*x) != amax) x++;
+    return *x * -0.125f;
+  }
+  return amax * (plus > minus ? -0.125f : 0.125f);
 }
 
 /* q + 8 = the integer below rn(rn(x/d) + 8.5), 15 at most. */
@@ -454,8 +461,7 @@ static inline v16i quant4_q(const float *x, float inverse) {
 /* Blocks of 32 of x as q + 8, one a byte, and their d. */
 static void quant4(uint8_t *q, float *d, const float *x, int64_t n) {
   for (int64_t i = 0; i < n; i += 32) {
-    float one = quant4_d(x + i, v16i_hmax(v16i_max(quant_abs(x + i), quant_abs(x + i + 16))));
-    float inverse = one != 0.0f && one == one ? 1.0f / one : 0.0f;
+    float one = quant4_d(x + i), inverse = one != 0.0f && one == one ? 1.0f / one : 0.0f;
     v16_store_i8x2((int8_t *)q + i, quant4_q(x + i, inverse), quant4_q(x + i + 16, inverse));
     d[i / 32] = one;
   }

@@ -196,15 +196,16 @@ def refusal(gguf, n_ctx, *, n_threads, private, free, cache_tokens=None, **setti
 
 
 def contexts(gguf, n_ctx, share=ALL, *, free, kv_type="f16", max_tokens=512, **settings) -> list:
-    """The longest contexts up to n_ctx that fit into `share` with these settings, with q8_0 KV, and with smaller steps."""
+    """The longest contexts up to n_ctx that fit into `share` with these settings, with q8_0 KV, with smaller steps, and last with q4_0, which answers show."""
     out, best = [], 0
     for words, kv, step in (("", kv_type, max_tokens), (" with kv_type='q8_0'", "q8_0", max_tokens), (" with n_batch=64", kv_type, 64),
-                            (" with kv_type='q8_0' and n_batch=64", "q8_0", 64)):
+                            (" with kv_type='q8_0' and n_batch=64", "q8_0", 64), (" with kv_type='q4_0'", "q4_0", max_tokens),
+                            (" with kv_type='q4_0' and n_batch=64", "q4_0", 64)):
         if (kv, step) == (kv_type, max_tokens) and words or step > max_tokens:
             continue
         try:
             found = longest(gguf, n_ctx, share, free=free, kv_type=kv, max_tokens=step, **settings)
-        except RequestError:                 # head sizes that q8_0 does not take
+        except RequestError:                 # head sizes that blocks do not fit
             continue
         if found is not None and found.program.n_ctx > best * 1.25:      # more trouble than it is worth otherwise
             best = found.program.n_ctx

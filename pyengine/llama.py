@@ -36,7 +36,7 @@ class Llama:
     n_threads_batch  threads for prompts and batches, steps of 8 rows and more (64 where cores differ); None: n_threads, else what was tuned,
                  else all cores within affinity and quota
     n_batch      most tokens of one step
-    kv_type      type of the KV cache, "f16" or "q8_0"
+    kv_type      type of the KV cache, "f16", "q8_0" (17/32 of its bytes) or "q4_0" (9/32, at a price: docs/memory.md)
     cache_tokens positions that the KV cache holds for all sequences together; None: max_seqs whole sequences, or what memory has room for
     prefix_cache keep what was computed while there is room: a prompt that begins like an earlier one computes only the rest
     max_queue    requests that may wait for their turn; one more is a QueueFullError. None: any number

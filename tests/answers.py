@@ -32,7 +32,7 @@ def cpu():
 
 
 def tiny(folder, tier):
-    """The prompt is cut so that rows for one, few and many tokens all run. Files named so have a q8_0 cache."""
+    """The prompt is cut so that rows for one, few and many tokens all run. Files named so have a q8_0 or q4_0 cache."""
     import random
 
     from pyengine import Llama
@@ -44,7 +44,8 @@ def tiny(folder, tier):
     ids = [draw.randrange(3, 320) for _ in range(90)]
     places = [0, 1, 4, 36, 37, 63, 64, 88, 89]
     for path in sorted(pathlib.Path(folder).glob("*.gguf")):
-        with Runner(path, n_ctx=256, max_seqs=1, n_threads=2, kv_type="q8_0" if "q8" in path.stem else "f16") as runner:
+        kv_type = {"q8": "q8_0", "q4": "q4_0"}.get(path.stem.rsplit("_", 1)[-1], "f16")
+        with Runner(path, n_ctx=256, max_seqs=1, n_threads=2, kv_type=kv_type) as runner:
             rows = [runner.step([(0, start, ids[start:end])], [p - start for p in places if start <= p < end])
                     for start, end in ((0, 37), (37, 42), (42, 89), (89, 90))]
             digests = [digest(row) for part in rows for row in part]

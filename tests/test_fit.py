@@ -291,7 +291,7 @@ def test_json_equals_what_loading_does(run, path, short):
     with Llama(path, n_ctx="auto", n_threads=2) as llm:
         assert (report["n_ctx"], report["bytes"]["own"], report["bytes"]["weights"]) == (llm.n_ctx, llm.memory.own, os.path.getsize(path))
     assert code == 0 and report["available"] == 70 * MB and all(c["least"] > 0 for c in report["contexts"])
-    assert {c["kv_type"] for c in report["contexts"]} == {"f16", "q8_0"}
+    assert {c["kv_type"] for c in report["contexts"]} == {"f16", "q8_0", "q4_0"}
 
 
 def test_weights_beyond_memory_run_and_say_so(run, path, gguf, short):
@@ -299,7 +299,7 @@ def test_weights_beyond_memory_run_and_say_so(run, path, gguf, short):
     assert code == 0 and "not all weights stay in memory" in out and "quantized" in out
 
 
-def test_heads_that_q8_0_does_not_take(run, tmp_path):
+def test_heads_that_blocks_do_not_fit(run, tmp_path):
     odd = write(tmp_path / "o.gguf", Spec())
     code, out, _ = run("fit", odd, "--json")
     assert code == 0 and {c["kv_type"] for c in json.loads(out)["contexts"]} == {"f16"}

@@ -122,16 +122,16 @@ def test_ways_cross_section(model, real_model, monkeypatch):
         check(expected, answer(path, way, EDGES, monkeypatch), way)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_q8_0_cache(model, real_model, monkeypatch):
+@pytest.mark.parametrize("model, kv_type", [("smollm2", "q8_0"), ("gemma-3-270m", "q8_0"), ("smollm2", "q4_0"), ("gemma-3-270m", "q4_0")])
+def test_cache_in_blocks(model, kv_type, real_model, monkeypatch):
     """Another answer than with f16, and one of its own."""
-    path, plain = real_model(model), Way("avx2" if able("avx2") else "scalar", kv_type="q8_0")
+    path, plain = real_model(model), Way("avx2" if able("avx2") else "scalar", kv_type=kv_type)
     edges = EDGES[:9]
     expected = answer(path, plain, edges, monkeypatch, 201, 3)
     other = answer(path, dataclasses.replace(plain, kv_type="f16"), edges, monkeypatch, 201, 3)
     assert all(expected[0][p] != other[0][p] for p in edges)
     for tier, threads, chunk, batch in ((plain.tier, 3, 7, True), *((tier, 2, 64, True) for tier in other_tiers())):
-        way = Way(tier, threads, chunk, batch, "q8_0")
+        way = Way(tier, threads, chunk, batch, kv_type)
         check(expected, answer(path, way, edges, monkeypatch, 201, 3), way)
 
 

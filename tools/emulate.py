@@ -162,7 +162,7 @@ def tiny_models(folder):
     wide = dict(n_embd=256, n_ff=256, n_head=4)
     for i, weight_type in enumerate(tiny_gguf.WEIGHT_TYPES):
         arch = ("llama", "gemma3")[i % 2]
-        cache = "_q8" if i % 3 == 0 else ""
+        cache = ("_q8", "", "_q4")[i % 3]
         tiny_gguf.write(folder / f"{weight_type}_{arch}{cache}.gguf", tiny_gguf.Spec(
             arch=arch, weight_type=weight_type, n_layer=2, vocabulary="bpe" if weight_type == "Q4_1" else "spm", **wide))
     odd = dict(n_embd=90, n_head=5, head_dim=18, n_head_kv=1, n_ff=77, n_vocab=333)
@@ -221,7 +221,7 @@ def jobs(options, found):
     neon = [("cortex-a53", "neon"), ("cortex-a76", "dotprod"), ("max", "i8mm")]
     for model in () if options.short else ("smollm2", "gemma-3-270m"):
         path = model_path(model)
-        for kv_type, chunk, n_prompt, n_greedy in (("f16", 64, 258, 3), ("q8_0", 300, 66, 2)):
+        for kv_type, chunk, n_prompt, n_greedy in (("f16", 64, 258, 3), ("q8_0", 300, 66, 2), ("q4_0", 41, 66, 2)):
             expected = here("logits", path, "", kv_type, chunk, n_prompt, n_greedy)
             for cpu, tier in neon:
                 work.append(Job(f"{model}, {kv_type} cache, {n_prompt} tokens", cpu,

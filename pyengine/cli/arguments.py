@@ -25,7 +25,7 @@ def add_model(p: argparse.ArgumentParser) -> None:
     g.add_argument("-t", "--threads", type=int, default=-1, metavar="N", help="threads that generate; -1: what was tuned, else performance cores within the quota")
     g.add_argument("-tb", "--threads-batch", type=int, default=-1, metavar="N", help="threads for prompts and batches; -1: as --threads if given, else all cores within the quota")
     g.add_argument("-b", "--batch-size", type=int, default=512, metavar="N", help="most tokens of a step (default 512)")
-    g.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of the KV cache: f16 (default) or q8_0")
+    g.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of the KV cache: f16 (default), q8_0 or q4_0")
     g.add_argument("-ctv", "--cache-type-v", metavar="TYPE", help="must be the same (default: that of K)")
     g.add_argument("--no-mmap", action="store_true", help="read the weights into private memory")
     g.add_argument("--mlock", action="store_true", help="keep the weights from being swapped out")

@@ -21,7 +21,7 @@ def parser():
     p.add_argument("-np", "--parallel", type=int, default=4, metavar="N", help="sequences at one time (default 4, as Llama's max_seqs)")
     p.add_argument("--cache-tokens", type=int, metavar="N", help="positions of the KV cache for all sequences together (default: the context of each)")
     p.add_argument("-t", "--threads", type=int, default=-1, metavar="N", help="threads; -1: those that would be made here")
-    p.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of the KV cache: f16 (default) or q8_0")
+    p.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of the KV cache: f16 (default), q8_0 or q4_0")
     p.add_argument("--no-mmap", action="store_true", help="weights in private memory")
     p.add_argument("--json", action="store_true", help="one JSON object")
     return p
@@ -95,10 +95,10 @@ def _contexts(gguf, trained, settings, free):
     settings = dict(settings)
     made, private = settings.pop("n_threads"), settings.pop("private")
     for n in sorted({min(n, trained) for n in CONTEXTS} | {trained if trained < 1 << 20 else 1 << 20}):
-        for kv in ("f16", "q8_0"):
+        for kv in fit.plan.KV_TYPES:
             try:
                 program = fit.plan.compile(gguf, n_ctx=n, **{**settings, "kv_type": kv})
-            except RequestError:             # head sizes that q8_0 does not take
+            except RequestError:             # head sizes that blocks do not fit
                 continue
             yield n, kv, fit.count(program, fit.one_sequence(program), n_threads=made, private=private, free=free)
 

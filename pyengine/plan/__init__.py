@@ -5,6 +5,7 @@ and lays out memory; nothing large is touched. Program.open allocates and binds;
 does a step in one call. The engine is the only user in earnest.
 """
 
+from .ops import KV_TYPES
 from .program import Program, Seq, Step, compile
 
-__all__ = ["Program", "Seq", "Step", "compile"]
+__all__ = ["KV_TYPES", "Program", "Seq", "Step", "compile"]

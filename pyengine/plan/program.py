@@ -268,6 +268,7 @@ class Program:
         except OverflowError:
             raise RequestError("a token id does not fit 32 bits", param="tokens") from None
         self._wanted[0:n_wanted] = step.wanted
+        assert all(len(c) == 3 for c in step.copies), step.copies
         copies = ffi.new("int32_t[]", [x for c in step.copies for x in c] or [0])
         s.n_tokens, s.n_seqs, s.n_wanted, s.n_copies, s.copies = n, n_seqs, n_wanted, len(step.copies), copies
         s.n_threads = step.n_threads

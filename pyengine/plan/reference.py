@@ -2,7 +2,7 @@
 
 The oracle of the compiled program: same file, same tokens, no fusion, no pages, no
 kernels. It keeps the three places where the definition itself rounds (docs/arithmetic.md):
-activations of quantized products, K and V (and q beside q8_0 K), embeddings as float32. Slow, and
+activations of quantized products, K and V (and q beside K in blocks), embeddings as float32. Slow, and
 imported by tests only.
 """
 
@@ -104,16 +104,25 @@ class Reference:
         return h.reshape(x.shape)
 
     def in_blocks(self, x, d_type):
-        """x in blocks of 32 as int8 times d: q beside q8_0 keys with d as it is, keys and values with d as float16."""
+        """x in blocks of 32 as int8 times d: q beside keys in blocks with d as it is, keys and values of q8_0 with d as float16."""
         np, b = self.np, x.reshape(-1, 32)
         d = np.abs(b).max(axis=1, keepdims=True) / 127
         q = np.rint(np.divide(b, d, out=np.zeros_like(b), where=d > 0))
         return (q * d.astype(d_type).astype(np.float64)).reshape(x.shape)
 
+    def in_nibbles(self, x):
+        """x in blocks of 32 as -8..7 times d, where the first of the largest is -8."""
+        np, b = self.np, x.reshape(-1, 32)
+        d = np.take_along_axis(b, np.abs(b).argmax(axis=1)[:, None], 1) / -8
+        q = np.minimum(np.floor(np.divide(b, d, out=np.zeros_like(b), where=d != 0) + 8.5), 15) - 8
+        return (q * d.astype(np.float16).astype(np.float64)).reshape(x.shape)
+
     def cached(self, x):
         np = self.np
-        x = x.astype(np.float32)
-        return x.astype(np.float16).astype(np.float64) if self.kv_type == "f16" else self.in_blocks(x.astype(np.float64), np.float16)
+        x = x.astype(np.float32).astype(np.float64)
+        if self.kv_type == "f16":
+            return x.astype(np.float16).astype(np.float64)
+        return self.in_blocks(x, np.float16) if self.kv_type == "q8_0" else self.in_nibbles(x)
 
     def attention(self, node):
         np, a = self.np, node.attrs
@@ -121,7 +130,7 @@ class Reference:
         q = self.of(node).reshape(n, a["n_kv"], g, a["dk"])
         k = self.cached(self.of(node, 1)).reshape(n, a["n_kv"], a["dk"])
         v = self.cached(self.of(node, 2)).reshape(n, a["n_kv"], a["dv"])
-        if self.kv_type == "q8_0":
+        if self.kv_type != "f16":
             q = self.in_blocks(q, np.float64)
         s = np.einsum("ihgd,jhd->hgij", q, k) * a["scale"]
         if a["softcap"]:

@@ -70,21 +70,24 @@ def test_quantized_program_equals_the_reference(tiny, runner, arch, weight_type)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_q8_0_cache_equals_the_reference(tiny, runner, arch):
-    """As above: q, K and V of each layer are three more quantizations, here the only ones."""
-    r = runner(tiny(arch=arch, n_embd=128, n_head=4, n_head_kv=(2,), head_dim=32), kv_type="q8_0")
+@pytest.mark.parametrize("kv_type, each", [("q8_0", 68), ("q4_0", 36)])
+def test_cache_in_blocks_equals_the_reference(tiny, runner, arch, kv_type, each):
+    """As above: q, K and V of each layer are three more quantizations, here the only ones. Of q4_0, whose steps are
+    16 times as wide, few values lie so close to a boundary that float32 decides: the same bound holds."""
+    r = runner(tiny(arch=arch, n_embd=128, n_head=4, n_head_kv=(2,), head_dim=32), kv_type=kv_type)
     got = r.all(TOKENS)
-    want = reference.logits(r.program.graph, TOKENS, ACT_OF.__getitem__, "q8_0")
+    want = reference.logits(r.program.graph, TOKENS, ACT_OF.__getitem__, kv_type)
     plain = reference.logits(r.program.graph, TOKENS, ACT_OF.__getitem__)
     assert nmse(got, want) < 3 * r.program.hp.n_layer * 6.3e-5 and nmse(got, want) < nmse(got, plain)
     g = r.program.groups[0]
-    assert g.page_bytes == len(g.layers) * 2 * (32 + 32) * 68
-    assert "in q8_0" in "\n".join(r.program.explain())
+    assert g.page_bytes == len(g.layers) * 2 * (32 + 32) * each
+    assert f"in {kv_type}" in "\n".join(r.program.explain())
 
 
-def test_q8_0_cache_takes_whole_blocks(tiny):
-    with pytest.raises(errors.RequestError, match="multiples of 32.*heads of 16") as e:
-        plan.compile(tiny(arch="llama", n_embd=64, n_head=4, n_head_kv=(2,), head_dim=16), n_ctx=64, kv_type="q8_0")
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+def test_cache_in_blocks_takes_whole_blocks(tiny, kv_type):
+    with pytest.raises(errors.RequestError, match=f"{kv_type}.*multiples of 32.*heads of 16") as e:
+        plan.compile(tiny(arch="llama", n_embd=64, n_head=4, n_head_kv=(2,), head_dim=16), n_ctx=64, kv_type=kv_type)
     assert e.value.param == "kv_type"
 
 
@@ -169,6 +172,63 @@ def test_copied_pages_are_the_same_pages(tiny, runner):
     copies = [(0, own[0][p], other[0][p]) for p in range(2)]
     got = r.program.run(plan.Step(TOKENS[65:66], [plan.Seq(65, 1, other)], [0], copies)).numpy(0)
     assert np.array_equal(got.view(np.int32), want.view(np.int32))
+
+
+def pages_of(program, group):
+    """The cache of a group as bytes [layer, page, byte]."""
+    g = program.groups[group]
+    memory = np.frombuffer(program._memory[3 + group], np.uint8)
+    return memory.reshape(len(g.layers), program.n_pages[group], g.layer_page_bytes)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("kv_type", ["f16", "q4_0"])
+@pytest.mark.parametrize("n", [3, 40], ids=["alone", "shared"])
+def test_copies_of_every_layer_and_group_in_order(tiny, runner, threads, kv_type, n):
+    """Copies of pages that earlier copies made, in groups of different layers and page sizes; few are made by one thread, many by all."""
+    g = tiny(arch="gemma3", n_embd=128, n_head=4, n_head_kv=(2,), head_dim=64, n_layer=7)
+    r = runner(g, n_ctx=1024, threads=threads, kv_type=kv_type)
+    assert len({len(g.layers) for g in r.program.groups}) == 2
+    draw, caches, want, copies = random.Random(n), [pages_of(r.program, i) for i in range(2)], [], []
+    for cache in caches:
+        cache[:] = np.random.default_rng(len(want)).integers(0, 256, cache.shape, np.uint8)
+        want.append(cache.copy())
+    for i in range(n):
+        group = draw.randrange(2)
+        source, target = draw.sample(range(1, 12), 2)
+        copies.append((group, source, target))
+        want[group][:, target] = want[group][:, source]
+    table = array("i", [0])
+    r.program.run(plan.Step([5], [plan.Seq(0, 1, (table, table))], [], copies))
+    total = sum(r.program.groups[c[0]].page_bytes for c in copies)
+    assert total > 1 << 20 if n == 40 and kv_type == "f16" else total > 0
+    for cache, expected in zip(caches, want):
+        assert np.array_equal(cache[:, 1:], expected[:, 1:])
+
+
+def test_bad_copies_are_refused_before_any_is_made(tiny, runner):
+    r = runner(tiny(arch="gemma3"), n_ctx=128)
+    n, table = [int(p) for p in r.program.n_pages], array("i", [0])
+    for cache in (pages_of(r.program, 0), pages_of(r.program, 1)):
+        cache[:] = np.arange(cache.shape[1], dtype=np.uint8)[None, :, None]
+    for bad in ((-1, 1, 2), (2, 1, 2), (0, -1, 2), (0, n[0], 2), (1, 1, -1), (1, 1, n[1]), (0, 3, 3), (0, 1, 2**31 - 1)):
+        with pytest.raises(errors.RequestError, match="copies, index 1"):
+            r.program.run(plan.Step([5], [plan.Seq(0, 1, (table, table))], [0], [(0, 1, 2), bad]))
+    with pytest.raises(errors.RequestError, match="tables"):
+        r.program.run(plan.Step([5], [plan.Seq(0, 1, (array("i", [-1]), table))], [0], [(0, 1, 2)]))
+    assert (pages_of(r.program, 0)[:, 2] == 2).all() and (pages_of(r.program, 1)[:, 2] == 2).all()
+    with pytest.raises(AssertionError):
+        r.program.run(plan.Step([5], [plan.Seq(0, 1, (table, table))], [0], [(0, 1)]))
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
+def test_a_copied_page_serves_its_first_positions(tiny, runner, kv_type):
+    """A page of which another sequence wrote on is copied: what lies behind the shared positions is not looked at."""
+    r = runner(tiny(arch="llama", n_embd=128, n_head=4, n_head_kv=(2,), head_dim=32), n_ctx=128, kv_type=kv_type)
+    want = r.step([(0, 0, TOKENS[:50])])[-5:]
+    r.step([(1, 0, TOKENS[:45] + TOKENS[60:70])])
+    got = r.program.run(plan.Step(TOKENS[45:50], [plan.Seq(45, 5, r.table(2))], range(5), [(0, r.table(1)[0][0], r.table(2)[0][0])]))
+    assert np.array_equal(np.array([got.numpy(i) for i in range(5)]).view(np.int32), want.view(np.int32))
 
 
 @pytest.mark.parametrize("step, field", [
