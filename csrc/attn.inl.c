@@ -1,6 +1,6 @@
 /* attn.inl.c: attention over pages, written once over the sixteen-lane words.
  * Definition: docs/arithmetic.md, "Attention". Included by simd_<isa>.c only, after
- * ops.inl.c. It does not split work over threads: exec.c hands out pe_attn's.
+ * ops.inl.c; the pages are written by kv_store.inl.c. It does not split work over threads: exec.c hands out pe_attn's.
  *
  * A row is one (token, head) pair, token-major. Rows go in tiles of up to TILE, a tile
  * goes through its chunks in order; scores of one chunk lie in scratch. In a tile, K is

@@ -11,6 +11,7 @@
 #endif
 #include "v16_avx2.h"
 #include "ops.inl.c"
+#include "kv_store.inl.c"
 #include "attn.inl.c"
 
 const pe_vops pe_vops_avx2 = {"avx2", PE_ISA_AVX2, PE_VOPS_MEMBERS};

@@ -24,6 +24,7 @@ static inline __attribute__((always_inline)) int32x4_t v16_dot8x4(int32x4_t s, i
 }
 #include "v16_neon.h"
 #include "ops.inl.c"
+#include "kv_store.inl.c"
 #include "attn.inl.c"
 
 const pe_vops pe_vops_dotprod = {"dotprod", PE_ISA_NEON | PE_ISA_DOTPROD, PE_VOPS_MEMBERS};
