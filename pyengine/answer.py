@@ -13,8 +13,8 @@ from .schedule import Sequence
 class Request:
     """What to compute, how to choose, and what came of it.
 
-    sampler: chooses each next token; None: logits only, see rows.
-    rows: a float32 array [len(prompt), n_vocab] that receives the logits of every position.
+    sampler: chooses each next token; None: logits only, see on_row.
+    on_row(logits, i, position): called with row i of the logits for every position of the prompt from wanted_from on.
     on_token(sampled) -> bool: called for each token that is kept; true ends the request with "stop".
     on_end(): called once, when finish_reason or error is set.
     sequence: which of the answers to its prompt this is; parent: the request whose prompt it shares.
@@ -22,20 +22,20 @@ class Request:
     deadline: a moment of the monotonic clock. constraint: what the answer has to follow (grammar.py).
     """
 
-    __slots__ = ("prompt", "tokens", "sampler", "max_tokens", "end_ids", "rows", "on_token", "on_end", "seq", "sequence", "deadline",
+    __slots__ = ("prompt", "tokens", "sampler", "max_tokens", "end_ids", "on_row", "on_token", "on_end", "seq", "sequence", "deadline",
                  "constraint", "guesser", "most", "complete", "_reader", "_only", "finish_reason", "error", "added", "started", "prompted", "ended")
 
-    def __init__(self, prompt, *, sampler=None, max_tokens=None, end_ids=frozenset(), rows=None, on_token=None, on_end=None,
+    def __init__(self, prompt, *, sampler=None, max_tokens=None, end_ids=frozenset(), on_row=None, wanted_from=None, on_token=None, on_end=None,
                  sequence=0, parent=None, priority=0, key="", salt="", deadline=None, constraint=None):
         self.prompt = list(prompt)
         self.tokens = []             # what was generated and kept; the token that ends a turn is not
         self.sampler = sampler
         self.max_tokens = max_tokens
         self.end_ids = end_ids
-        self.rows = rows
+        self.on_row = on_row
         self.on_token, self.on_end = on_token, on_end
         self.sequence, self.deadline, self.constraint = sequence, deadline, constraint
-        self.seq = Sequence(self.prompt, wanted_from=None if rows is None else 0, owner=self, priority=priority, key=key,
+        self.seq = Sequence(self.prompt, wanted_from=wanted_from, owner=self, priority=priority, key=key,
                             space=salt, parent=None if parent is None else parent.seq)
         self.guesser = None          # speculate.Lookup
         self.most = None             # tokens of prompt and answer together

@@ -61,9 +61,10 @@ def score(llm, prompt, continuation, **how) -> Score:
 
 def _tokens(llm, prompt, texts, param: str):
     """(the prompt's ids, those of each text)"""
-    (prompt,), several = llm.prompts(prompt)
+    prompts, several = llm.prompts(prompt)
     if several:
         raise RequestError("prompt: one text or one list of ids is expected", param="prompt")
+    prompt = prompts[0]
     tokenizer = llm.tokenizer
     continued = any(tokenizer.is_text(t) for t in prompt)
     out = []
@@ -87,17 +88,17 @@ def _scores(llm, prompt, options, how) -> list:
     logprobs = [[] for _ in options]
     n = len(prompt)
 
-    def read(address, position, tokens):
-        sampler.sample(address, (), (), position + 1)
+    def read(logits, i, position, tokens):
+        sampler.sample(logits.address(i), (), (), position + 1)
         return map(sampler.logprob, tokens)
 
-    def firsts(address, position):
-        for found, logprob in zip(logprobs, read(address, position, [tokens[0] for tokens in options])):
+    def firsts(logits, i, position):
+        for found, logprob in zip(logprobs, read(logits, i, position, [tokens[0] for tokens in options])):
             found.append(logprob)
 
     def job(tokens, found, begin):
-        def row(address, position):
-            found.extend(read(address, position, tokens[position + 1 - n:position + 2 - n]))
+        def row(logits, i, position):
+            found.extend(read(logits, i, position, tokens[position + 1 - n:position + 2 - n]))
 
         return Job([*prompt, *tokens[:-1]], on_row=row, wanted_from=begin, **how)
 

@@ -136,8 +136,8 @@ class Engine:
                     if request.prompted is None:
                         request.prompted = now
                         self.counters["prompt_tokens"] += len(request.prompt)
-                    if request.rows is not None:
-                        self._copy(request, c, logits, i)
+                    if request.on_row is not None:
+                        self._show(request, c, logits, i)
                     else:
                         self._answer(request, c, logits, i)
                 except BaseException as e:     # also SystemExit from a processor: it must not end the others' engine
@@ -184,10 +184,10 @@ class Engine:
             if room > 0:
                 self.guesses.propose([s.owner for s in running], room)
 
-    def _copy(self, request: Request, chunk, logits, i: int) -> None:
+    def _show(self, request: Request, chunk, logits, i: int) -> None:
         first = chunk.start + chunk.count - chunk.n_wanted
         for j in range(chunk.n_wanted):
-            request.rows[first + j] = logits.numpy(i + j)
+            request.on_row(logits, i + j, first + j)
         if request.seq.computed == len(request.prompt):
             self._end(request, "stop")
 

@@ -205,10 +205,27 @@ class Llama:
         if not tokens:
             raise RequestError("tokens: empty, expected at least one id", param="tokens")
         rows = numpy.empty((len(tokens), self._program.n_vocab), dtype=numpy.float32) if out is None else out
-        job = Job(tokens, rows=rows)
+
+        def copy(logits, i, position):
+            rows[position] = logits.numpy(i)
+
+        job = Job(tokens, on_row=copy, wanted_from=0)
         self._thread.submit([job])
         wait(self._thread, [job])
         return rows
+
+    def score(self, prompt, continuation, *, priority=0, key="", salt=""):
+        """How likely a text (or ids) is after a prompt: a Score with logprob, tokens and logprobs (choose.py)."""
+        from .choose import score
+
+        return score(self, prompt, continuation, priority=priority, key=key, salt=salt)
+
+    def choose(self, prompt, options, *, priority=0, key="", salt=""):
+        """The likeliest of several texts (or lists of ids) after a prompt: a Choice with option, index, probabilities
+        and scores. The prompt is computed once, the options in one batch. Of equals the first wins."""
+        from .choose import choose
+
+        return choose(self, prompt, options, priority=priority, key=key, salt=salt)
 
     # ---- facts -------------------------------------------------------------------
 

@@ -75,19 +75,24 @@ def test_preemption_changes_nothing(path):
         e.close()
 
 
+def rows_of(e, prompt, wanted_from):
+    """(a request that wants rows from there on, {position: row} of what it got)"""
+    rows = {}
+    return Request(prompt, on_row=lambda logits, i, position: rows.__setitem__(position, logits.numpy(i).copy()), wanted_from=wanted_from), rows
+
+
 def test_logits_of_every_position(path):
     with GGUF(path) as gguf:
         e = engine(gguf, max_wanted=8)
         prompt = PROMPTS[1]
-        rows = np.zeros((len(prompt), e.program.n_vocab), np.float32)
         company = request(PROMPTS[0], 50)
-        r = Request(prompt, rows=rows)
+        r, rows = rows_of(e, prompt, 0)
         run(e, [company, r])
-        assert r.error is None and r.finish_reason == "stop"
+        assert r.error is None and r.finish_reason == "stop" and sorted(rows) == list(range(len(prompt)))
         for i in (0, 1, 63, 64, len(prompt) - 1):      # the same as of a prompt that ends there
-            last = np.zeros((i + 1, e.program.n_vocab), np.float32)
-            run(e, [Request(prompt[:i + 1], rows=last)])
-            assert (last[-1] == rows[i]).all() and np.ptp(rows[i]) > 0
+            one, last = rows_of(e, prompt[:i + 1], i)
+            run(e, [one])
+            assert list(last) == [i] and (last[i] == rows[i]).all() and np.ptp(rows[i]) > 0
         e.close()
 
 
