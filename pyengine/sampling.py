@@ -38,7 +38,7 @@ RANGES = {
     "top_p": (0.0, 1.0, False),
     "typical_p": (0.0, 1.0, False),
     "min_p": (0.0, 1.0, True),
-    "repeat_penalty": (0.0, 10.0, False),
+    "repeat_penalty": (0.01, 10.0, True),       # logits are divided by it, and have to stay finite
     "presence_penalty": (-2.0, 2.0, True),
     "frequency_penalty": (-2.0, 2.0, True),
 }

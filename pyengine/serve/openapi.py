@@ -54,7 +54,7 @@ def describe(dialects=DIALECTS) -> dict:
 def _responses(path: str, table) -> dict:
     content = {"application/json": {"schema": ANSWERS.get(path, {})}}
     if table is not None and "stream" in table.fields:
-        content["text/event-stream"] = {"schema": _TEXT}
+        content["text/event-stream"] = {"schema": _object(data=_TEXT)}
     out = {"200": {"description": "the answer", "content": content}}
     for status, meaning in STATUSES.items():
         out[status] = {"description": meaning, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
