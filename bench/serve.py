@@ -220,8 +220,11 @@ def one_round(args, servers, texts, samples, busy):
     for server in servers:
         with locked(args.lock):
             watch = machine_facts.Busy([s.process.pid for s in servers])
-            found = asyncio.run(many(args, server, prompts))
-            found |= asyncio.run(system(args, server, asked))
+            try:
+                found = asyncio.run(many(args, server, prompts))
+                found |= asyncio.run(system(args, server, asked))
+            except Exception as e:
+                raise RuntimeError(f"{server.name}: {type(e).__name__}: {e}; its last words: {server.tail()}") from e
             busy.append(watch.others([s.process.pid for s in servers]))
         for name, value in found.items():
             samples.setdefault(server.name, {}).setdefault(name, []).append(value)

@@ -55,13 +55,13 @@ class MinTokensLogitsProcessor:
 class _Vocabulary:
     """What vocab_only opens: the file's metadata and tokenizer, no weights."""
 
-    def __init__(self, path):
+    def __init__(self, path, n_ctx):
         from ... import gguf, tokenizer
 
         self.gguf = gguf.GGUF(path)
         self.tokenizer = tokenizer.load(self.gguf)
         self.n_vocab = self.tokenizer.n_vocab
-        self.n_ctx = self.n_threads = self.n_threads_batch = 0
+        self.n_ctx, self.n_threads, self.n_threads_batch = n_ctx, 0, 0
 
     def close(self):
         self.gguf.close()
@@ -102,7 +102,7 @@ class Llama:
             raise ValueError(f"Model path does not exist: {self.model_path}")
         try:
             if vocab_only:
-                self._llm = _Vocabulary(self.model_path)
+                self._llm = _Vocabulary(self.model_path, n_ctx or 1 << 20)
             else:
                 self._llm = native.Llama(os.path.abspath(self.model_path), n_ctx=n_ctx or None, n_batch=min(n_batch, n_ctx or n_batch),
                                          n_threads=n_threads, n_threads_batch=n_threads_batch, kv_type=kv_type, mmap=use_mmap, mlock=use_mlock)

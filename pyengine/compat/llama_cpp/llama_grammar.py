@@ -112,11 +112,33 @@ class LlamaGrammar:
     def arguments(self) -> dict:
         """As an argument of pyengine.Llama.generate."""
         if self._schema is not None:
-            return {"json_schema": self._schema}
+            return {"json_schema": closed(self._schema)}
         return {"lark": self._lark} if self._lark is not None else {"grammar": self._text}
 
     def reset(self) -> None:
         """Nothing to do: a grammar has no state of its own here."""
+
+
+_JOINED = ("allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "not", "patternProperties", "unevaluatedProperties", "dependentSchemas")
+
+
+def closed(schema):
+    """The schema whose objects have the properties it names and no others, as llama-cpp-python understands one. Left as it
+    is where several schemas describe one object together."""
+    if isinstance(schema, list):
+        return [closed(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = dict(schema)
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(out.get(key), dict):
+            out[key] = {name: closed(s) for name, s in out[key].items()}
+    for key in ("items", "prefixItems", "anyOf", "oneOf", "additionalProperties"):
+        if key in out:
+            out[key] = closed(out[key])
+    if isinstance(out.get("properties"), dict) and out["properties"] and not any(key in out for key in _JOINED):
+        out.setdefault("additionalProperties", False)
+    return out
 
 
 # ---- schemas as text ---------------------------------------------------------------
