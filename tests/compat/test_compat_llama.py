@@ -329,8 +329,16 @@ def test_chatml_function_calling(real_model):
     r = llm.create_chat_completion(EXTRACT, tools=[DETAIL], tool_choice=FORCED, max_tokens=60, temperature=0)["choices"][0]
     assert json.loads(r["message"]["tool_calls"][0]["function"]["arguments"])["age"] == 25
     short = json.loads(json.dumps(DETAIL).replace('"title": "Name"', '"maxLength": 12').replace('"title": "Age"', '"maximum": 99'))
-    for bias, called in ((b"functions", True), (b"message", False)):
-        more = dict(tools=[short], tool_choice="auto", max_tokens=60, temperature=0, logit_bias={llm.tokenize(bias)[0]: 60})
+
+    def begins(word):
+        def processor(ids, scores):
+            scores[llm.tokenize(word)[0]] += 60 if llm.detokenize(ids.tolist()).endswith(b"assistant\n") else 0
+            return scores
+
+        return LogitsProcessorList([processor])
+
+    for word, called in ((b"functions", True), (b"message", False)):
+        more = dict(tools=[short], tool_choice="auto", max_tokens=40, temperature=0, logits_processor=begins(word))
         r = llm.create_chat_completion(EXTRACT, **more)["choices"][0]
         chunks = list(llm.create_chat_completion(EXTRACT, stream=True, **more))
         deltas = [c["choices"][0]["delta"] for c in chunks]
