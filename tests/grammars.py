@@ -55,7 +55,7 @@ SCHEMAS = {
     "union": SHAPES,
     "date": {"type": "string", "format": "date"},
 }
-REGEXES = [r"\(\d{3}\) \d{3}-\d{4}", "(yes|no|maybe)", "^[a-z]{3,8}( [a-z]{1,8}){0,4}$", r"[A-Z]\w*, \w{2,12}\.", "a/b\nc", '("[^"]{0,9}", ){2}end', "[\U0001f600-\U0001f64f]{1,3}", "\u6b6a",
+REGEXES = [r"\(\d{3}\) \d{3}-\d{4}", "(yes|no|maybe)", "^[a-z]{3,8}( [a-z]{1,8}){0,4}$", r"[A-Z]\w{0,9}, \w{2,9}\.", "a/b\nc", '("[^"]{0,9}", ){2}end', "[\U0001f600-\U0001f64f]{1,3}", "\u6b6a",
            "(?i)hello|bye", "[^a-z]{2}x"]
 ARITHMETIC = r'''# a sum or product, then its value
 root  ::= expr "=" num "\n"
