@@ -192,7 +192,9 @@ def listen(host: str, port: int):
     """A listening TCP socket and its URL. Port 0: one that is free."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol is named because asyncio switches Nagle's algorithm off only where it is: an event of a stream
+        # would wait 40 ms for the acknowledgement of the one before.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as e:
         raise RequestError(f"host {host!r}, port {port}: {e.strerror or e}", param="host") from None
     try:
