@@ -3,6 +3,7 @@
 Options become serve.Settings and arguments of Llama; nothing is decided here but what a wrong combination of
 options is. Needs the extra [server]. Imported by the command line only.
 """
+import contextlib
 import logging
 import os
 import sys
@@ -108,19 +109,23 @@ def check_reach(args, settings) -> None:
 
 
 def connections(asked: int) -> int:
-    """As many as file descriptors allow; the soft limit is raised to the hard one."""
+    """As many as file descriptors allow: without one asyncio can neither accept nor refuse. The soft limit is raised."""
     import resource
 
+    from ..serve.run import SPARE_CONNECTIONS
+
+    if asked < 1:
+        raise RequestError(f"--max-connections: found {asked}, expected at least 1", param="max_connections")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    want = asked + 256
-    if soft != resource.RLIM_INFINITY and soft < want:
-        most = want if hard == resource.RLIM_INFINITY else min(want, hard)
-        try:
+    own = SPARE_CONNECTIONS + 64                 # the model, the engine and the log have theirs
+    if soft != resource.RLIM_INFINITY and soft < asked + own:
+        most = asked + own if hard == resource.RLIM_INFINITY else min(asked + own, hard)
+        with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
             soft = most
-        except (OSError, ValueError):
-            pass
-        asked = max(1, min(asked, soft - 128))
+        asked = min(asked, soft - own)
+        if asked < 8:
+            raise RequestError(f"{soft} file descriptors (ulimit -n) are too few, expected at least {own + 8}", param="max_connections")
     return asked
 
 

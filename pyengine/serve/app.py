@@ -40,6 +40,7 @@ class Server:
         self.created = int(time.time())
         self.state = "loading"       # ready, failed, draining
         self.failure = None          # the exception that opening the model ended with
+        self.on_ready = lambda llama: None
         self._llm = None
         self._open = None            # opens the model, where that is ours to do
         self._loading = None
@@ -68,7 +69,7 @@ class Server:
         """The name that clients know the model by."""
         if self.settings.model is not None:
             return self.settings.model
-        return os.path.basename(self.llm.llama.model_path).removesuffix(".gguf")
+        return model_name(self.llm.llama)
 
     def work(self, function, *args, **options):
         return self.llm.work(function, *args, **options)
@@ -101,6 +102,7 @@ class Server:
         llama = self._llm.llama
         self.queue.running = self.settings.max_streams or llama.program.max_seqs
         self.state = "ready"
+        self.on_ready(llama)
 
     def _failed(self, error) -> None:
         self.failure, self.state = error, "failed"
@@ -146,6 +148,10 @@ class Server:
             llama = self._llm.llama
             await self._llm.close()
             await asyncio.get_running_loop().run_in_executor(None, llama.close)
+
+
+def model_name(llama) -> str:
+    return os.path.basename(llama.model_path).removesuffix(".gguf")
 
 
 def create_app(llm, settings=None, dialects=None):

@@ -20,6 +20,7 @@ from .exchange import HTTPError, openai_error
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 << 10
+MAX_URL = 8 << 10
 MAX_KEYS = 10_000
 MIN_KEY, MAX_KEY = 8, 512           # characters of a key: shorter ones are guessed
 
@@ -245,13 +246,15 @@ class Guard:
         if len(scope["headers"]) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             raise HTTPError(431, f"{len(scope['headers'])} headers of {size} bytes, at most {MAX_HEADERS} of {MAX_HEADER_BYTES}",
                             headers={"Connection": "close"})
+        if len(scope["path"]) + len(scope.get("query_string", b"")) > MAX_URL:
+            raise HTTPError(414, f"the URL is longer than {MAX_URL} bytes")
         headers = door.headers
         if "transfer-encoding" in headers and "content-length" in headers:
             raise HTTPError(400, "Transfer-Encoding and Content-Length: expected one of them", headers={"Connection": "close"})
         self._check_host(headers)
         if origin is not None and not allowed and not _same_origin(scope, origin, headers):
             raise HTTPError(403, f"Origin {quoted(origin)} is not allowed to call (--cors-origin)")
-        door.query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")[:4096]))
+        door.query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         if self.settings.keys is not None and path not in self.public and not (scope["method"] == "OPTIONS" and allowed):
             door.key = self._key(headers)
 

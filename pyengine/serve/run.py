@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import RequestError
-from .app import PUBLIC, create_app, send_error
+from .app import PUBLIC, create_app, model_name, send_error
 from .exchange import HTTPError, openai_error
 from .guard import MAX_HEADER_BYTES
 
@@ -29,6 +29,8 @@ HEADER_SECONDS = 10        # from the first byte, or from connecting, to the end
 REST_SECONDS = 5           # an answer was sent before the body had come: the rest is read and dropped for so long
 IDLE_SECONDS = 60          # between two requests of a connection
 SPARE_CONNECTIONS = 64     # beyond max_connections: they get a 503, or an answer from /health; beyond these the door is shut
+BACKLOG = 2048             # connections that the system holds for us while the loop is busy ...
+ACCEPT_AT_ONCE = 8         # ... and that the loop takes in one turn, before it knows that the door is shut
 GRACE_SECONDS = 5          # to send the last words after drain_seconds
 
 
@@ -107,7 +109,8 @@ class Uvicorn(uvicorn.Server):
     def __init__(self, config, app_server, note):
         super().__init__(config)
         self.app_server, self.note = app_server, note
-        self.on_exit = ()            # called before the process ends at once
+        self.on_start = lambda: None
+        self.on_exit = lambda: None  # called before the process ends at once
 
     @contextlib.contextmanager
     def capture_signals(self):
@@ -124,10 +127,15 @@ class Uvicorn(uvicorn.Server):
 
     def handle_exit(self, number, frame):
         if self.should_exit:
-            for function in self.on_exit:
-                function()
+            self.on_exit()
             os._exit(128 + number)
         self.should_exit = True
+
+    async def startup(self, sockets=None):
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)         # asyncio has set its own
+        self.on_start()
 
     async def on_tick(self, counter):
         if counter % 10 == 0:
@@ -154,18 +162,17 @@ def serve(open_model, settings, *, port=8080, unix_socket=None, socket_mode=0o60
     What the model could not be opened for is raised."""
     listener, url = listen_unix(unix_socket, socket_mode) if unix_socket else listen(settings.host, port)
 
-    def opened():
-        llm = open_model()
-        note(f"{url} serves {settings.model or os.path.basename(llm.model_path)}: n_ctx {llm.n_ctx}, {llm.program.max_seqs} requests at one time, "
+    def ready(llm):
+        note(f"{url} serves {settings.model or model_name(llm)}: n_ctx {llm.n_ctx}, {llm.program.max_seqs} requests at one time, "
              f"{llm.n_threads} threads ({llm.n_threads_batch} for batches)")
-        return llm
 
     try:
-        note(f"listening on {url}, opening the model")
-        app = create_app(opened, settings)
+        app = create_app(open_model, settings)
+        app.state.server.on_ready = ready
         server = new_server(app, max_connections=max_connections, note=note)
+        server.on_start = lambda: note(f"listening on {url}, opening the model")
         if unix_socket:
-            server.on_exit = (lambda: _unlink(unix_socket),)
+            server.on_exit = lambda: _unlink(unix_socket)
         server.run(sockets=[listener])
     finally:
         listener.close()
@@ -183,7 +190,7 @@ def new_server(app, *, max_connections=1024, note=lambda text: None) -> Uvicorn:
     config = uvicorn.Config(
         app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
         timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=settings.drain_seconds + GRACE_SECONDS,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES, backlog=max(128, min(4096, max_connections)))
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES, backlog=ACCEPT_AT_ONCE)
     config.max_connections, config.write_seconds = max_connections, settings.write_seconds
     return Uvicorn(config, app.state.server, note)
 
@@ -200,6 +207,7 @@ def listen(host: str, port: int):
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as e:
         listener.close()
         raise RequestError(f"host {host!r}, port {port}: {getattr(e, 'strerror', None) or e}", param="port") from None
@@ -219,6 +227,7 @@ def listen_unix(path: str, mode: int):
                 raise
             os.unlink(path)
             listener.bind(path)
+        listener.listen(BACKLOG)
     except OSError as e:
         listener.close()
         raise RequestError(f"unix socket {path!r}: {e.strerror or e}", param="unix_socket") from None

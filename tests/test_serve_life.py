@@ -1,0 +1,485 @@
+"""The server on sockets: clients that are slow, broken or gone, limits, signals, exit codes. faults.md F 91-95, 110, 111; G 112-114, 117-122; H 132-136."""
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import pyengine
+from pyengine.serve import run as serve_run
+from pyengine.serve.exchange import Events
+from serving import DIALECT, KEY, Raw, app_of, serving, settled
+from tiny_gguf import CHATML, Spec, write
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("tiny") / "model.gguf", Spec(n_vocab=331, seed=3, chat_template=CHATML))
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    with pyengine.Llama(path, n_ctx=2048, n_threads=2, n_batch=64, max_seqs=4) as llm:
+        yield llm
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Time limits of fractions of seconds. The sweep that enforces them comes once a second."""
+    for name in ("HEADER_SECONDS", "REST_SECONDS"):
+        monkeypatch.setattr(serve_run, name, 0.2)
+
+
+def wait_idle(model):
+    for _ in range(3000):
+        stats = settled(model)
+        if not stats["running"] and not stats["waiting"] and not any(stats["pages_used"]):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"a request has not been ended: {stats}")
+
+
+def health(address) -> int:
+    with Raw(address) as c:
+        return c.get("/health").status()
+
+
+ENDLESS = dict(prompt=[5, 6, 7], ignore_eos=True, stream=True)
+
+
+# ---- what comes in ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_, status", [
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    (b"GET /health HTTP/1.0\r\n\r\n", 200),
+    (b"GET /health HTTP/1.1\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403),
+    (b"nonsense\r\n\r\n", 400),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\nbad header\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: \x00\r\n\r\n", 400),
+    (b"POST /gen HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
+    (b"POST /gen HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    (b"POST /gen HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: -2\r\n\r\n{}", 400),
+    (b"POST /gen HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+    (b"POST /show HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n", 400),
+    (b"POST /show HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 200),
+    (b"POST /show HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b", 415),
+    (b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n", 404),
+])
+def test_framing(model, request_, status):
+    with serving(app_of(model)) as (address, _), Raw(address) as c:
+        assert c.send(request_).status() == status
+        assert health(address) == 200
+
+
+def test_header_bombs(model):
+    with serving(app_of(model)) as (address, _):
+        with Raw(address) as c:
+            with contextlib.suppress(OSError):         # it is refused before all of it is sent
+                c.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * (1 << 20) + b"\r\n\r\n")
+            assert b" 431 " in c.read()
+        with Raw(address) as c:
+            assert c.get("/health", "Host: localhost\r\n" + "".join(f"X-{i}: 1\r\n" for i in range(5000))).status() == 431
+        for url in ("/" + "a" * 20_000, "/health?" + "a" * 20_000):
+            with Raw(address) as c:
+                assert c.get(url).status() == 414
+        assert health(address) == 200
+
+
+def test_keys_over_the_wire(model):
+    from pyengine.serve.guard import Keys, new_key
+
+    with serving(app_of(model, keys=Keys([new_key(KEY, "t")]))) as (address, _):
+        for headers, status in (("", 401), (f"Authorization: Bearer {KEY}\r\n", 200), (f"X-Api-Key: {KEY}\r\n", 200), ("Authorization: Bearer x\r\n", 401)):
+            with Raw(address) as c:
+                assert c.post("/gen", dict(prompt=[5], max_tokens=1), headers).status() == status
+
+
+def test_two_requests_on_one_connection_and_two_at_once(model):
+    with serving(app_of(model)) as (address, _):
+        c = http.client.HTTPConnection(*address, timeout=30)
+        c.sock = socket.create_connection(address)
+        for i in range(2):
+            c.request("POST", "/show", json.dumps({"i": i}), {"Content-Type": "application/json", "Host": "localhost"})
+            assert json.load(c.getresponse())["body"] == {"i": i}
+        c.close()
+        with Raw(address) as c:
+            c.send(b"GET /show/a HTTP/1.1\r\nHost: localhost\r\n\r\nGET /show/b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            out = c.read()
+        assert out.count(b"200 OK") == 2 and out.index(b'"name":"a"') < out.index(b'"name":"b"')
+
+
+def test_a_long_body_is_refused_while_it_comes(model, quick):
+    with serving(app_of(model, max_body=100_000)) as (address, _):
+        with Raw(address) as c:          # chunked, without an end
+            c.send(b"POST /gen HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for _ in range(8):
+                c.send(b"4000\r\n" + b" " * 0x4000 + b"\r\n")
+            assert c.status() == 413
+            with pytest.raises(OSError):       # the rest is dropped for a while, then the connection
+                for _ in range(10_000):
+                    c.send(b"4000\r\n" + b" " * 0x4000 + b"\r\n")
+                    time.sleep(0.005)
+        with Raw(address) as c:          # told beforehand; who asks first need not send it
+            c.send(b"POST /gen HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000000000\r\nExpect: 100-continue\r\n\r\n")
+            first = c.until(b"\r\n\r\n")
+            assert b" 413 " in first and b"100 Continue" not in first
+        with Raw(address) as c:          # a client that sends all of it before it reads gets its answer
+            c.post("/gen", {"prompt": "x" * 200_000})
+            assert c.status() == 413
+        assert health(address) == 200
+
+
+def test_slowloris(model, quick):
+    """A hundred clients that begin a request and never end it, and as many that say nothing: all are closed, nobody else waits."""
+    with serving(app_of(model)) as (address, server):
+        slow = [Raw(address) for _ in range(100)]
+        for c in slow[:50]:
+            c.send(b"GET /health HTTP/1.1\r\nHost: loc")
+        assert health(address) == 200
+        told = [c.read() for c in slow]
+        assert all(b" 408 " in t for t in told[:50]) and told[50:] == [b""] * 50
+        for c in slow:
+            c.close()
+        assert health(address) == 200
+
+
+def test_a_slow_body(model):
+    with serving(app_of(model, body_seconds=0.2)) as (address, _), Raw(address) as c:
+        c.send(b"POST /gen HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{")
+        assert c.status() == 408
+
+
+def test_too_many_connections(model, monkeypatch):
+    monkeypatch.setattr(serve_run, "SPARE_CONNECTIONS", 2)
+    with serving(app_of(model), max_connections=3) as (address, server):
+        held = [Raw(address) for _ in range(3)]
+        while len(server.server_state.connections) < 3:
+            time.sleep(0.005)
+        with Raw(address) as c:
+            answer = c.post("/gen", dict(prompt=[5], max_tokens=1)).read()
+            assert b" 503 " in answer and b"retry-after" in answer.lower()
+        assert health(address) == 200                  # even now
+        spare = [Raw(address) for _ in range(2)]
+        while len(server.server_state.connections) < 5:
+            time.sleep(0.005)
+        with Raw(address) as c:
+            with contextlib.suppress(OSError):
+                c.get("/health")
+            assert c.read() == b""                     # the door is shut
+        for c in held + spare:
+            c.close()
+        while len(server.server_state.connections) > 0:
+            time.sleep(0.005)
+        with Raw(address) as c:
+            assert c.post("/gen", dict(prompt=[5], max_tokens=1)).status() == 200
+
+
+# ---- clients that go ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+def test_a_client_that_goes_ends_its_request(model, how, stream):
+    with serving(app_of(model)) as (address, server):
+        c = Raw(address).post("/gen", dict(ENDLESS, stream=stream))
+        if stream:
+            c.until(b"data: ")
+        else:
+            while not settled(model)["running"]:
+                pass
+        if how == "reset":
+            c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if how == "half":
+            c.sock.shutdown(socket.SHUT_WR)
+        else:
+            c.close()
+        wait_idle(model)
+        c.close()
+        assert health(address) == 200
+
+
+def test_a_client_that_is_killed(model):
+    """SIGKILL while it reads a stream."""
+    with serving(app_of(model)) as (address, _):
+        body = json.dumps(ENDLESS)
+        code = (f"import socket; s = socket.create_connection({address!r}); s.sendall(b'POST /gen HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/json"
+                f"\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n' + {body!r}.encode())\nwhile s.recv(100): print('x', flush=True)")
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as client:
+            assert client.stdout.readline()
+            client.send_signal(signal.SIGKILL)
+        wait_idle(model)
+
+
+async def _flood(server, ctx, body):
+    """An answer that is large on the wire: 20 kB to a token."""
+    (answer,) = await server.llm.start([[5, 6, 7]], ignore_eos=True)
+
+    async def events():
+        async for piece in answer:
+            yield {"text": piece.text, "more": "x" * 20_000}
+
+    return Events(events())
+
+
+def test_a_reader_that_stalls_is_cut_and_nobody_else_waits(model, monkeypatch):
+    monkeypatch.setattr(DIALECT, "ROUTES", [*DIALECT.ROUTES, ("POST", "/flood", _flood)])
+    with serving(app_of(model, write_seconds=0.3, stream_buffer=200_000)) as (address, server):
+        stalled = []
+        for _ in range(3):
+            c = Raw(address)
+            c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stalled.append(c.post("/flood", {}))
+        with Raw(address) as c:
+            c.post("/gen", dict(prompt=[5], ignore_eos=True, max_tokens=200, stream=True, seed=1))
+            assert b"[DONE]" in c.until(b"[DONE]")
+        wait_idle(model)
+        assert health(address) == 200
+        for c in stalled:
+            got = b""
+            with contextlib.suppress(OSError):
+                got = c.read()
+            assert not got.endswith(b"0\r\n\r\n")      # cut, not ended
+            c.close()
+        while len(server.server_state.connections) > 1:
+            time.sleep(0.01)
+
+
+# ---- the process -------------------------------------------------------------------------
+
+
+class Serve:
+    """`pyengine-cli serve` as users run it."""
+
+    def __init__(self, model, *options, env=None, limits="", command=None):
+        command = command or [sys.executable, "-c", "import sys; from pyengine.cli import main; sys.exit(main(sys.argv[1:]))", "serve", "-m", str(model), "--port", "0", *options]
+        if limits:
+            command = ["bash", "-c", f'{limits}; exec "$@"', "bash", *command]
+        self.process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", **(env or {})},
+                                        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.lines, self._news = [], threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.address = None
+
+    def _read(self):
+        for line in self.process.stderr:
+            with self._news:
+                self.lines.append(line)
+                self._news.notify_all()
+
+    @property
+    def log(self):
+        return "".join(self.lines)
+
+    def wait_for(self, text, seconds=60):
+        with self._news:
+            assert self._news.wait_for(lambda: text in self.log or self.process.poll() is not None, seconds) and text in self.log, self.log
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.log)
+        if found:
+            self.address = ("127.0.0.1", int(found[1]))
+        return self
+
+    def end(self, number=signal.SIGTERM, seconds=60):
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def completion(**body):
+    return dict(dict(prompt="Once upon a time", max_tokens=5, temperature=0), **body)
+
+
+def test_serve_says_what_it_serves_and_ends_with_0(path):
+    with Serve(path, "-c", "256", "-np", "3", "-t", "2") as s:
+        s.wait_for("serves")
+        assert re.search(r"http://127\.0\.0\.1:\d+ serves model: n_ctx 256, 3 requests at one time, 2 threads", s.log)
+        with Raw(s.address) as c:
+            answer = c.post("/v1/completions", completion(), "X-Request-Id: one\r\nConnection: close\r\n").read()
+        assert b" 200 " in answer and b'"text"' in answer
+        s.wait_for("one - POST '/v1/completions' 200")
+        assert "Once upon" not in s.log
+        assert s.end() == 0
+        assert "ended" in s.log and "Traceback" not in s.log
+
+
+def test_interrupt_ends_with_0(path):
+    with Serve(path, "-c", "64") as s:
+        s.wait_for("serves")
+        assert s.end(signal.SIGINT) == 0
+
+
+def test_a_signal_while_the_model_loads():
+    """The load stands still; the server answers, and need not wait for it to end."""
+    code = ("import sys, time; from pyengine.serve import Settings; from pyengine.serve.run import serve\n"
+            "sys.exit(serve(lambda: time.sleep(1000), Settings(), port=0, note=lambda t: print(t, file=sys.stderr, flush=True)))")
+    with Serve(None, command=[sys.executable, "-c", code]) as s:
+        s.wait_for("listening on")
+        assert health(s.address) == 503
+        assert s.end(seconds=5) == 0
+
+
+def test_sigterm_lets_a_running_stream_finish(real_model):
+    with Serve(real_model("smollm2"), "-c", "1024") as s:
+        s.wait_for("serves")
+        with Raw(s.address, timeout=120) as c:
+            c.post("/v1/completions", completion(max_tokens=100, stream=True, ignore_eos=True, stream_options={"include_usage": True}))
+            first = c.until(b"data: ")
+            s.process.send_signal(signal.SIGTERM)
+            s.wait_for("waiting up to")
+            with pytest.raises(OSError):
+                Raw(s.address).get("/health").until(b"\r\n")       # nothing new is accepted
+            rest = c.read()
+        assert s.process.wait(60) == 0
+        events = re.findall(rb"data: (.*)", first + rest)
+        assert events[-1].strip() == b"[DONE]" and b'"completion_tokens":100' in first + rest and b"error" not in first + rest
+        assert "Traceback" not in s.log
+
+
+def test_sigterm_ends_what_does_not_finish_in_time(real_model):
+    with Serve(real_model("smollm2"), "-c", "8192", "--drain-seconds", "0.3") as s:
+        s.wait_for("serves")
+        with Raw(s.address) as c, Raw(s.address) as d:
+            c.post("/v1/completions", completion(max_tokens=-1, stream=True, ignore_eos=True))
+            d.post("/v1/completions", completion(max_tokens=-1, ignore_eos=True))
+            c.until(b"data: ")
+            s.process.send_signal(signal.SIGTERM)
+            streamed, whole = c.read(), d.read()
+        assert s.process.wait(30) == 0
+        assert b"shutting down" in streamed and streamed.endswith(b"0\r\n\r\n") and b"[DONE]" not in streamed
+        assert b" 503 " in whole and b"shutting down" in whole
+
+
+def test_a_second_signal_ends_at_once(real_model):
+    with Serve(real_model("smollm2"), "-c", "8192") as s:
+        s.wait_for("serves")
+        with Raw(s.address) as c:
+            c.post("/v1/completions", completion(max_tokens=-1, stream=True, ignore_eos=True)).until(b"data: ")
+            s.process.send_signal(signal.SIGTERM)
+            s.wait_for("waiting up to")
+            assert s.end(seconds=5) == 128 + signal.SIGTERM
+
+
+def test_a_model_that_does_not_open_is_exit_code_1(tmp_path):
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    with Serve(tmp_path / "broken.gguf") as s:
+        assert s.process.wait(60) == 1
+        time.sleep(0.1)
+        assert "broken.gguf" in s.lines[-1] or "pyengine-cli:" in s.lines[-1]
+        assert "Traceback" not in s.log
+
+
+def test_a_file_replaced_under_the_process(path, tmp_path):
+    """A real engine fault over the wire: from then on /health is 503, so that whoever watches restarts it."""
+    copy = tmp_path / "model.gguf"
+    copy.write_bytes(pathlib.Path(path).read_bytes())
+    with Serve(copy, "-c", "64") as s:
+        s.wait_for("serves")
+        assert health(s.address) == 200
+        os.utime(copy, ns=(1, 1))
+        with Raw(s.address) as c:
+            assert c.post("/v1/completions", completion()).status() == 503
+        assert health(s.address) == 503
+        assert s.end() == 0
+
+
+def test_unix_socket(path, tmp_path):
+    sock = str(tmp_path / "s")
+    with Serve(path, "-c", "64", "--unix-socket", sock) as s:
+        s.wait_for("serves")
+        assert stat.S_IMODE(os.stat(sock).st_mode) == 0o600
+        assert health(sock) == 200
+        with Serve(path, "-c", "64", "--unix-socket", sock) as second:
+            assert second.process.wait(60) == 1        # somebody listens there
+        assert health(sock) == 200
+        s.process.kill()
+        s.process.wait()
+    with Serve(path, "-c", "64", "--unix-socket", sock, "--socket-mode", "660") as s:      # what a killed one left is replaced
+        s.wait_for("serves")
+        assert stat.S_IMODE(os.stat(sock).st_mode) == 0o660 and health(sock) == 200
+        assert s.end() == 0 and not os.path.exists(sock)
+
+
+def test_a_file_that_is_no_socket_is_kept(tmp_path):
+    (tmp_path / "s").write_text("mine")
+    with pytest.raises(pyengine.RequestError, match="unix socket"):
+        serve_run.listen_unix(str(tmp_path / "s"), 0o600)
+    assert (tmp_path / "s").read_text() == "mine"
+
+
+def test_few_file_descriptors(path):
+    """More clients than descriptors: what is too much is shut out, and when they have gone all is as before."""
+    with Serve(path, "-c", "64", limits="ulimit -n 160") as s:
+        s.wait_for("serves")
+        many = [Raw(s.address) for _ in range(300)]
+        assert any(c.read() == b"" for c in many[-50:])
+        for c in many:
+            c.close()
+        while True:
+            with contextlib.suppress(OSError), Raw(s.address) as c:
+                if c.get("/health").status() == 200:
+                    break
+        assert s.end() == 0 and "out of system resource" not in s.log
+    with Serve(path, "-c", "64", limits="ulimit -n 64") as s:
+        assert s.process.wait(60) == 1
+        s.wait_for("64 file descriptors")
+
+
+@pytest.mark.parametrize("options, env, what", [
+    (["--host", "0.0.0.0"], {}, "no key is asked for"), (["--host", "::"], {}, "no key is asked for"), (["--api-key", "short"], {}, "a key of 5 characters"),
+    ([], {"PYENGINE_API_KEY": ""}, "a key of 0 characters"), (["--api-key-file", "/nonexistent"], {}, "No such file"), (["--max-body", "0"], {}, "max_body"),
+    (["--no-key", "--host", "no such host."], {}, "host 'no such host.'")])
+def test_what_is_wrong_is_said_before_the_model_is_opened(path, options, env, what, capsys, monkeypatch):
+    from pyengine.cli import main
+
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert main(["serve", "-q", "-m", str(path), "--port", "0", *options]) == 1
+    assert what in capsys.readouterr().err
+
+
+def test_without_the_extra_the_message_says_what_to_install(monkeypatch, capsys):
+    import importlib.util
+
+    from pyengine.cli import main
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "uvicorn" else real(name, *a))
+    assert main(["serve", "-m", "x.gguf"]) == 1
+    assert "pip install 'pyengine-gguf[server]'" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_five_hundred_connections(path):
+    """5,000 requests over 500 connections: answered, or refused with 429 or 503, each of them; /health answers meanwhile."""
+    with Serve(path, "-c", "64", "--max-queue", "100", "--no-access-log") as s:
+        s.wait_for("serves")
+        out = subprocess.run([sys.executable, str(ROOT / "bench/serve_load.py"), "--url", "http://%s:%d" % s.address, "--connections", "500", "--requests", "5000",
+                              "--max-tokens", "2", "--json"], capture_output=True, text=True, timeout=280, check=True, cwd=ROOT)
+        result = json.loads(out.stdout)
+        assert set(result["statuses"]) <= {"200", "429", "503"} and sum(result["statuses"].values()) == 5000 and result["statuses"]["200"] > 0
+        assert set(result["health"]["statuses"]) == {"200"}
+        assert s.end() == 0 and "Traceback" not in s.log
