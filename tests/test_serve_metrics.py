@@ -5,7 +5,7 @@ import pytest
 
 import pyengine
 from prometheus_client.parser import text_string_to_metric_families
-from serving import app_of, client, run
+from serving import app_of, client, idle, run
 from tiny_gguf import Spec, write
 
 
@@ -25,6 +25,7 @@ def after(path, *requests, **settings):
             async with client(app_of(llm, **settings)) as c:
                 for method, url, options in requests:
                     await c.request(method, url, **options)
+                await idle(llm)              # the engine counts after it has answered
                 return (await c.get("/metrics")).text
 
         return samples(run(go()))
@@ -38,7 +39,7 @@ def test_figures_of_answers(path):
     got = after(path, gen(prompt=[5, 6, 7], max_tokens=10, ignore_eos=True), gen(prompt=[5, 6], max_tokens=4, ignore_eos=True, stream=True), gen(temperature=-1))
     value = lambda name, **labels: got[(f"pyengine_{name}", tuple(sorted(labels.items())))]
     assert value("request_success_total", finished_reason="length") == 2
-    assert value("generation_tokens_total") == 14
+    assert value("generation_tokens_total") == 14 and value("prompt_tokens_total") == 5
     assert value("time_to_first_token_seconds_count") == 2 and value("e2e_request_latency_seconds_count") == 2
     assert 4 <= value("inter_token_latency_seconds_count") <= 9 + 3       # tokens of the first piece have no time between them
     assert 0 <= value("time_to_first_token_seconds_sum") <= value("e2e_request_latency_seconds_sum")
