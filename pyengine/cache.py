@@ -125,20 +125,15 @@ class Cache:
         for g, m in enumerate(missing):
             if not m:
                 continue
-            pages, free, refs = table.pages[g], self._free[g], self._refs[g]
-            while len(free) < m:
-                self._drop_all(self._index.evict(g, table.root))
+            pages = table.pages[g]
             if g in shared:
-                j, target = start // PAGE, free.pop()
-                refs[target] = 1
+                j, target = start // PAGE, self._page(g, table.root)
                 table.copies.append((g, pages[j], target))
                 self._copying[table.copies[-1]] = table
                 pages[j] = target
                 m -= 1
             for _ in range(m):
-                page = free.pop()
-                refs[page] = 1
-                pages.append(page)
+                pages.append(self._page(g, table.root))
         return list(table.copies)
 
     def copied(self, copies) -> None:
@@ -220,6 +215,7 @@ class Cache:
         if not self.reuse or limit <= 0:
             return 0
         n, path = self._index.match(key, tokens, limit)
+        table.root = self._index.known_root(key)
         if n:
             for g, window in enumerate(self.windows):
                 first = min(max(0, n - window + 1) // PAGE, len(path)) if window else 0
@@ -232,7 +228,6 @@ class Cache:
                         node.seen = True
             for node in path:
                 node.hits += 1
-            table.root = path[0].root
             table.node = path[n // PAGE - 1] if n >= PAGE else table.root
         return n
 
@@ -258,7 +253,73 @@ class Cache:
         for root in self._index.roots(key):
             self._drop_all(self._index.remove(root))
 
+    # ---- files -------------------------------------------------------------------
+
+    def entries(self, key=None, tokens=None):
+        """What the index knows, the worthiest first: (number of the parent or -1, key, tokens of the page, its
+        page of each group or GONE, seen), numbered from 0, parents before children. With tokens: of `key`
+        what lies on the way to them."""
+        nodes = self._index.walk() if tokens is None else self._index.path(key, tokens)
+        numbers = {}
+        for node, n in nodes:
+            yield numbers.get(node.parent, -1), node.root.key, node.tokens()[:n], tuple(node.pages), node.seen
+            numbers[node] = len(numbers)
+
+    def adopt(self, records, fill) -> int:
+        """Makes entries of records as entries() gives them, each page of a group being there or GONE, and calls
+        fill(number, group, page) for each page whose bytes are to be put there before this returns. What finds
+        no page, or no parent, is left out. Returns how many positions are there afterwards."""
+        nodes, held, n = [], [], 0
+        for i, (parent, key, tokens, present, seen) in enumerate(records):
+            node = None
+            if parent < 0 or nodes[parent] is not None:
+                node = self._adopt(nodes[parent] if parent >= 0 else None, key, tokens, present, seen, held,
+                                   lambda g, page, i=i: fill(i, g, page))
+            nodes.append(node)
+            n += len(tokens) if node is not None else 0
+        for g, page in held:
+            self._drop(g, page)
+        return n
+
+    def _adopt(self, parent, key, tokens, present, seen, held, fill):
+        """The node, with a reference to each of its pages in `held`: what comes next evicts none of them."""
+        index = self._index
+        if parent is None:
+            parent = index.known_root(key)
+        node = index.find(parent, tokens, 0, len(tokens)) if parent is not None else None
+        if node is None:
+            if any(present[g] == GONE or not a for g, (w, a) in enumerate(zip(self.windows, self.available)) if not w):
+                return None
+            if not any(p != GONE and a for p, a in zip(present, self.available)):
+                return None
+            if parent is None:
+                parent = index.root(key)
+            node, dropped = index.add(parent, tokens, 0, len(tokens))
+            node.seen = seen
+            self._drop_all(dropped)
+        elif node.end - parent.end > len(tokens):
+            present = [GONE] * len(present)          # a part of a page does not stand for all of it
+        for g, page in enumerate(node.pages):
+            if page == GONE and present[g] != GONE and self.available[g]:
+                page = self._page(g, node.root)
+                self._lend(g, node, page)
+                held.append((g, page))
+                fill(g, page)
+            elif page != GONE:
+                self._take(g, page)
+                held.append((g, page))
+        return node
+
     # ---- how ---------------------------------------------------------------------
+
+    def _page(self, g: int, root) -> int:
+        """A page of group g with one reference, the caller's; there is one."""
+        free = self._free[g]
+        while not free:
+            self._drop_all(self._index.evict(g, root))
+        page = free.pop()
+        self._refs[g][page] = 1
+        return page
 
     def _take(self, g: int, page: int) -> None:
         refs = self._refs[g]

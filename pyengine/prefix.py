@@ -21,7 +21,7 @@ positions that have to be computed again: for full groups the tokens of the
 page, and only leaves are given up, so that what is left is reachable; for a
 window the end of the page, if a match or a sequence ended in sight of it (to go
 on from there all of what is in sight is needed, or everything is computed
-again), else one page. hits counts matches, at most MAX_HITS. A namespace that
+again), else 1: nobody has stopped there yet. hits counts matches, at most MAX_HITS. A namespace that
 holds more than half of what can be given up pays with its own: a flood of
 unique prompts under one key does not empty the others' cache.
 
@@ -58,7 +58,11 @@ class Node:
         self.alive = True
         self.hits = 0                # matches that took it
         self.seen = False            # a match or a sequence ended in sight of it
-        self.worth = [0] * n_groups  # when the last sequence let go of it
+        self.worth = [(0, 0)] * n_groups     # and a count of such moments, when the last sequence let go of it
+
+
+    def tokens(self) -> list:
+        return array("i", self.edge).tolist()
 
 
 class Root(Node):
@@ -78,23 +82,22 @@ class Queue:
     """Nodes by worth, least first. A node stands here once, with the worth it had then, which never
     grows less; whether it may go is asked when it comes to the head."""
 
-    __slots__ = ("heap", "inside", "_turn")
+    __slots__ = ("heap", "inside")
 
     def __init__(self):
-        self.heap, self.inside, self._turn = [], set(), 0
+        self.heap, self.inside = [], set()
 
     def push(self, node: Node, g: int) -> None:
         if node not in self.inside:
             self.inside.add(node)
-            self._turn += 1          # equal worth: first come, first given up; nodes are never compared
-            heappush(self.heap, (node.worth[g], self._turn, node))
+            heappush(self.heap, (node.worth[g], node))     # of equal worth, who was let go first; no two are equal
 
     def tidy(self, most: int) -> None:
         """Forgets nodes that have left the tree, once they may be half of the queue."""
         if len(self.heap) > 2 * most + 16:
-            self.heap = [item for item in self.heap if item[2].alive]
+            self.heap = [item for item in self.heap if item[1].alive]
             heapify(self.heap)
-            self.inside = {item[2] for item in self.heap}
+            self.inside = {item[1] for item in self.heap}
 
 
 class Index:
@@ -111,6 +114,7 @@ class Index:
         self._queue = [self._full[0] if not w else g for g, w in enumerate(windows)]
         self._queues = [Queue() for _ in windows]
         self._clock = [0] * len(windows)
+        self._moment = 0
         self._roots = {}
 
     # ---- finding -----------------------------------------------------------------
@@ -123,6 +127,39 @@ class Index:
 
     def roots(self, key=None) -> list:
         return list(self._roots.values()) if key is None else [r for r in [self._roots.get(key)] if r]
+
+    def known_root(self, key):
+        return self._roots.get(key)
+
+    def walk(self) -> list:
+        """Every node: the worthiest leaf first, each behind its ancestors."""
+        leaves, out = [], {}
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if node.children:
+                stack.extend(node.children.values())
+            else:
+                leaves.append(node)
+        for leaf in sorted(leaves, key=lambda node: max(node.worth), reverse=True):
+            way = []
+            while leaf.parent is not None and leaf not in out:
+                way.append(leaf)
+                leaf = leaf.parent
+            out.update((node, None) for node in reversed(way))
+        return [(node, node.end - node.parent.end) for node in out]
+
+    def path(self, key, tokens) -> list:
+        """(node, how many of its tokens) on the way of these tokens; the last node may go another way behind them."""
+        node, out, n = self._roots.get(key), [], PAGE
+        while node is not None and n == PAGE and node.end < len(tokens):
+            part = edge(tokens, node.end, PAGE)
+            child = node.children.get(part) if node.children else None
+            common = [(_common(c.edge, part) // WIDTH, c) for c in ([child] if child else self._neighbours(node, part))]
+            n, node = max(common, key=lambda c: c[0], default=(0, None))
+            if n:
+                out.append((node, n))
+        return out
 
     def match(self, key, tokens, limit: int):
         """(length, nodes) of the longest prefix of tokens[:limit] that is cached with all that position `length` sees."""
@@ -258,10 +295,12 @@ class Index:
         q = self._queue[g]
         if q != g:
             return
-        cost = PAGE if self.windows[g] else node.end - node.parent.end
-        if self.windows[g] and node.seen:
-            cost = node.end
-        node.worth[q] = self._clock[q] + cost * (1 + min(node.hits, MAX_HITS))
+        if self.windows[g]:
+            cost = node.end if node.seen else 1
+        else:
+            cost = node.end - node.parent.end
+        self._moment += 1
+        node.worth[q] = self._clock[q] + cost * (1 + min(node.hits, MAX_HITS)), self._moment
         if self._may_go(node, q):
             self._enqueue(node, q)
 
@@ -270,8 +309,8 @@ class Index:
         root: the namespace it is done for."""
         q = self._queue[g]
         own = root is not None and root.alive and 2 * root.cached[g] > self.cached[g]
-        node = self._least(root.queues[q] if own else self._queues[q], q)
-        self._clock[q] = max(self._clock[q], node.worth[q])
+        node = own and self._least(root.queues[q], q) or self._least(self._queues[q], q) or self._stranded(q)
+        self._clock[q] = max(self._clock[q], node.worth[q][0])
         self.evictions += 1
         if not self.windows[q]:
             return self.remove(node)
@@ -291,14 +330,20 @@ class Index:
             queue.push(node, q)
             queue.tidy(most)
 
-    def _least(self, queue: Queue, q: int) -> Node:
-        while True:
-            worth, _, node = heappop(queue.heap)
+    def _least(self, queue: Queue, q: int) -> "Node | None":
+        while queue.heap:
+            worth, node = heappop(queue.heap)
             queue.inside.discard(node)
             if self._may_go(node, q):
                 if worth >= node.worth[q]:
                     return node
                 queue.push(node, q)          # it was used since it came here
+        return None
+
+    def _stranded(self, q: int) -> Node:
+        """A node that nobody uses, before one that somebody does: after clear(), tables that were forked before may
+        hold equal histories in different pages, and enter the rest of them behind each other's."""
+        return next(node for page, node in enumerate(self.entry[q]) if node is not None and self.refs[q][page] == 1)
 
 
 def _common(a: bytes, b: bytes) -> int:

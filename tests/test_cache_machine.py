@@ -8,7 +8,7 @@ import random
 
 import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from pyengine.cache import GONE, PAGE, Cache
 
@@ -17,10 +17,23 @@ KEYS = ("", "a", ("adapter", "salt"))
 GROUPS = [((0,), (16,)), ((0, 1, 150), (14, 9, 10)), ((0, 0, 64), (12, 12, 9)), ((100,), (9,)), ((0, 150), (40, 7)), ((0,), (7,))]
 
 
+def chain(h, tokens):
+    """Per position a number that stands for the namespace and all tokens up to there."""
+    out = []
+    for token in tokens:
+        h = hash((h, token))
+        out.append(h)
+    return out
+
+
 class Sequence:
     def __init__(self, key, tokens):
-        self.key, self.tokens = key, tokens
+        self.key = key
+        self.set(tokens)
         self.table, self.computed = None, 0
+
+    def set(self, tokens):
+        self.tokens, self.histories = tokens, chain(self.key, tokens)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -28,7 +41,7 @@ class CacheMachine(RuleBasedStateMachine):
     def build(self, groups, reuse, seed):
         self.windows, self.n_pages = groups
         self.cache = Cache(self.windows, self.n_pages, reuse=reuse)
-        # What each position of each page was written with: (namespace, the tokens up to it).
+        # What each position of each page was written with.
         self.bytes = [[[None] * PAGE for _ in range(n)] for n in self.n_pages]
         self.live = []
         self.random = random.Random(seed)
@@ -36,24 +49,20 @@ class CacheMachine(RuleBasedStateMachine):
 
     # ---- the model ---------------------------------------------------------------
 
-    def history(self, seq, position):
-        """Equal for equal prefixes alone; hash() of a tuple of ints is enough among a few thousand of them."""
-        return seq.key, hash(tuple(seq.tokens[:position + 1])), seq.tokens[position]
-
     def check_sees(self, seq, n):
         """Position n of the sequence finds in its pages what its own tokens would have put there."""
         for g, window in enumerate(self.windows):
             for p in range(max(0, n - window + 1) if window else 0, n):
                 page = seq.table.pages[g][p // PAGE]
                 assert page != GONE, f"position {p} is gone, {n} sees it"
-                assert self.bytes[g][page][p % PAGE] == self.history(seq, p), f"group {g}, position {p} of {n}"
+                assert self.bytes[g][page][p % PAGE] == seq.histories[p], f"group {g}, position {p} of {n}"
 
     def write(self, seq, start, end):
         for g in range(len(self.windows)):
             for p in range(start, end):
                 page = seq.table.pages[g][p // PAGE]
                 assert self.cache._refs[g][page] == 1, "written while others refer to it"
-                self.bytes[g][page][p % PAGE] = self.history(seq, p)
+                self.bytes[g][page][p % PAGE] = seq.histories[p]
 
     def tokens(self, n):
         """Begins like something that was there before, goes on with few different tokens."""
@@ -105,14 +114,13 @@ class CacheMachine(RuleBasedStateMachine):
             return
         for g, source, target in copies:
             self.bytes[g][target] = list(self.bytes[g][source])
-        while len(seq.tokens) < end:
-            seq.tokens.append(self.random.randint(0, 2))
+        seq.set(seq.tokens + [self.random.randint(0, 2) for _ in range(end - len(seq.tokens))])
         self.check_sees(seq, start)
         self.write(seq, start, end)
         self.cache.copied(copies)
         kept = max(start + 1, end - min(draft, end - start - 1))
         if kept < end:               # refused: other tokens come there
-            seq.tokens = seq.tokens[:kept] + [3]
+            seq.set(seq.tokens[:kept] + [3])
         seq.computed = kept
         self.check_sees(seq, kept)
         self.cache.publish(seq.table, seq.tokens, kept, seq.key)
@@ -153,6 +161,34 @@ class CacheMachine(RuleBasedStateMachine):
         child.table, child.computed = self.cache.fork(seq.table, n), n
         self.check_sees(child, n)
         self.live.append(child)
+
+    @rule(path=st.booleans(), lose=st.integers(0, 3), drop=st.booleans())
+    def save_and_load(self, path, lose, drop):
+        """All of the index, or the way to one history, into a file and back into this cache."""
+        if self.random.random() < 0.7:
+            return
+        cache = self.cache
+        if path and self.stems:
+            records = list(cache.entries(self.random.choice(KEYS), self.random.choice(self.stems)))
+        else:
+            records = list(cache.entries())
+        saved = [[None if page == GONE else list(self.bytes[g][page]) for g, page in enumerate(r[3])] for r in records]
+        for _ in range(lose):        # window pages that were gone when it was saved
+            if records and any(self.windows):
+                i = self.random.randrange(len(records))
+                g = self.random.choice([g for g, w in enumerate(self.windows) if w])
+                records[i] = records[i][:3] + (tuple(GONE if k == g else p for k, p in enumerate(records[i][3])), True)
+        if drop:
+            cache.clear()
+
+        def fill(i, g, page):
+            assert cache._refs[g][page] == 2
+            self.bytes[g][page] = list(saved[i][g])
+
+        n = cache.adopt(records, fill)
+        assert n <= sum(len(r[2]) for r in records)
+        if not drop and not lose and not path:
+            assert n == sum(len(r[2]) for r in records)
 
     @rule(key=st.sampled_from((None,) + KEYS))
     def clear(self, key):
@@ -197,30 +233,29 @@ class CacheMachine(RuleBasedStateMachine):
         seen, total = {}, 0
         for key, root in index._roots.items():
             assert root.alive and root.key == key and root.children
-            stack, nodes = [(root, ())], 0
+            stack, nodes = [(root, key)], 0
             cached = [0] * len(self.windows)
             while stack:
-                node, history = stack.pop()
+                node, h = stack.pop()
                 assert node.alive and node.root is root
                 if node is not root:
                     nodes += 1
-                    history += tuple(memoryview(node.edge).cast("i"))
-                    assert node.end == len(history)
+                    histories = chain(h, memoryview(node.edge).cast("i"))
+                    assert node.end == node.parent.end + len(histories)
+                    h = histories[-1]
                     assert all(node.pages[g] != GONE for g in full)
                     assert node.children or any(p != GONE for p in node.pages), "a leaf that holds nothing"
                     for g, page in enumerate(node.pages):
                         if page != GONE:
                             assert seen.setdefault((g, page), node) is node and self.cache._entry[g][page] is node
                             cached[g] += self.cache._refs[g][page] == 1
-                            for p in range(node.parent.end, node.end):
-                                want = key, hash(history[:p + 1]), history[p]
-                                assert self.bytes[g][page][p % PAGE] == want, "the index says what is not there"
+                            assert self.bytes[g][page][:len(histories)] == histories, "the index says what is not there"
                 if node.children:
                     assert node is root or node.end % PAGE == 0, "behind a partial page"
                     assert sorted(node.children) == node.edges
                     for a, b in zip(node.edges, node.edges[1:]):
                         assert not b.startswith(a), "one page too many"
-                    stack += [(child, history) for child in node.children.values()]
+                    stack += [(child, h) for child in node.children.values()]
             assert (root.cached, root.n_nodes) == (cached, nodes)
             total += nodes
         assert index.n_nodes == total
@@ -254,7 +289,14 @@ TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=50, de
 
 
 @pytest.mark.long
-class TestCacheMachineAtLength(CacheMachine.TestCase):
-    """50,000 steps."""
+def test_fifty_thousand_steps():
+    steps = 0
 
-    settings = settings(max_examples=500, stateful_step_count=100, deadline=None)
+    class Counted(CacheMachine):
+        @invariant()
+        def count(self):
+            nonlocal steps
+            steps += 1
+
+    run_state_machine_as_test(Counted, settings=settings(max_examples=600, stateful_step_count=100, deadline=None))
+    assert steps >= 50_000
