@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """pyengine's server beside llama-server (inside xllamacpp), in one run: many requests at once, and a shared system prompt.
 
-    python bench/serve.py [--model FILE] [--rounds N] [--concurrent 16] [--prompt 128] [--tokens 64] [--system 1000]
-                          [--threads N] [--peer-python PY] [--ours-only] [--peer-only] [--lock FILE] [--result FILE]
+    python bench/serve.py [--model FILE] [--rounds N] [--concurrent 16] [--prompt 128] [--tokens 64] [--system 1000] [--threads N]
+                          [--peer-python PY] [--peer-setting NAME] [--also avx2 lookup-off] [--ours-only] [--peer-only]
+                          [--resume] [--lock FILE] [--result FILE]
 
 Both run as servers of their own on this machine and stay up; an asyncio client sends the same requests to one and then
 the other, round by round (A B A B), so that a busy neighbour hits both. Medians over the rounds count.
@@ -14,10 +15,12 @@ system    a prompt of `system` ids and a question, then the same ids and another
 
 Prompts are slices of English text from this repository, never used twice: a prefix cache finds nothing in `many`, and in `system`
 only what it should. The peer's settings (flash attention or not, weights repacked or not, one KV buffer for all slots or
-one each) are each tried with one round, which also warms it up; the two best are measured in all rounds and the better median
-counts, per figure. Ours runs as `pyengine-cli serve` comes; with --lookup-off also without guessing tokens. A server that
-gives another number of tokens than was asked for is an error. The client is in the same process for both and is not
-subtracted. --lock: hold this file's lock during each round, where several people measure on one machine.
+one each) are each tried with one round; the two best are measured in all rounds and the better median counts, per
+figure. Ours runs as `pyengine-cli serve` comes; --also: and held to AVX2, which is what the peer's wheel uses, or without
+guessing tokens. Every server answers a short request first. A server that gives another number of tokens than was asked for
+is an error. The client is the same for both and is not subtracted. --resume: add to the samples of the result file, so that a
+table may be put together from short runs, each with both sides in it. --lock: hold this file's lock during each round,
+where several people measure on one machine.
 """
 
 import argparse
@@ -84,6 +87,14 @@ class Server:
         found = re.findall(r"http://127\.0\.0\.1:\d+", pathlib.Path(self.log.name).read_text(errors="replace"))
         return next((url for url in found if not url.endswith(":0")), None)
 
+    def warm(self, args):
+        async def short():
+            async with client_of(args) as client:
+                await asyncio.gather(*(one(client, self.url, [100 + i] * 32, 4) for i in range(args.concurrent)))
+
+        asyncio.run(short())
+        return self
+
     def close(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -95,11 +106,12 @@ class Server:
         self.log.close()
 
 
-def ours(args, speculate="lookup"):
-    return Server("pyengine" if speculate == "lookup" else "pyengine, no guessing", [
+def ours(args, also=None):
+    speculate = "off" if also == "lookup-off" else "lookup"
+    return Server("pyengine" + (f" {also}" if also else ""), [
         sys.executable, "-c", "import sys; from pyengine.cli import main; sys.exit(main())", "serve", "-m", args.model, "--host", "127.0.0.1", "--port", "0", "--parallel", str(args.concurrent),
         "-c", str(args.n_ctx), "--speculate", speculate, "--no-access-log", *(["-t", str(args.threads)] if args.threads else [])],
-        env={"PYTHONPATH": str(ROOT)})
+        env={"PYTHONPATH": str(ROOT), **({"PYENGINE_ISA": also} if also == "avx2" else {})})
 
 
 def peer(args, setting):
@@ -177,13 +189,11 @@ async def system(args, server, prompts):
 class Texts:
     """Slices of ids of English text, each handed out once."""
 
-    def __init__(self, url):
-        import httpx
-
+    def __init__(self, url, anywhere):
         files = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
         text = "\n\n".join(f.read_text(encoding="utf-8") for f in files)
         self.ids = self.tokenize(url, text)
-        self.at = 0
+        self.at = int(time.time()) % (len(self.ids) // 2) if anywhere else 0     # a run that is resumed goes on elsewhere
         self.questions = [self.tokenize(url, q) for q in QUESTIONS]
 
     @staticmethod
@@ -237,7 +247,7 @@ def best_peers(args, texts):
     tried = []
     for setting in PEER_SETTINGS:
         try:
-            server = peer(args, setting).wait()
+            server = peer(args, setting).wait().warm(args)
         except RuntimeError as e:
             print(f"  {e}", file=sys.stderr)
             continue
@@ -288,8 +298,9 @@ def main():
     p.add_argument("--peer-python", default=os.environ.get("PYENGINE_BENCH_XLLAMACPP"), help="interpreter with xllamacpp; default: this one, if it has it")
     p.add_argument("--peer-setting", choices=PEER_SETTINGS, help="measure this setting of the peer and try no others")
     p.add_argument("--ours-only", action="store_true")
-    p.add_argument("--peer-only", action="store_true")
-    p.add_argument("--lookup-off", action="store_true", help="also ours without guessing tokens")
+    p.add_argument("--peer-only", action="store_true", help="with --peer-setting")
+    p.add_argument("--also", nargs="*", choices=("avx2", "lookup-off"), default=[], help="measure ours in these ways too")
+    p.add_argument("--resume", action="store_true")
     p.add_argument("--lock", metavar="FILE")
     p.add_argument("--result", type=pathlib.Path, help="default: bench/results/DATE-CPU.serve.json")
     p.add_argument("--be-peer", choices=PEER_SETTINGS, help=argparse.SUPPRESS)
@@ -301,21 +312,19 @@ def main():
         return be_peer(args)
     if args.peer_python is None and importlib.util.find_spec("xllamacpp"):
         args.peer_python = sys.executable
+    if args.peer_only and not args.peer_setting:
+        p.error("--peer-only needs --peer-setting")
     if args.peer_python is None and not args.ours_only:
         raise SystemExit("no interpreter with xllamacpp: --peer-python, or --ours-only")
 
     servers, samples, busy = [], {}, []
     try:
         if not args.peer_only:
-            servers.append(ours(args).wait())
-            if args.lookup_off:
-                servers.append(ours(args, "off").wait())
-        if not args.ours_only and (args.peer_setting or not servers):
-            servers.append(peer(args, args.peer_setting or "fa").wait())
-        texts = Texts(servers[0].url)
-        if servers and not args.peer_only:
-            one_round(args, [s for s in servers if s.name.startswith("pyengine")], texts, {}, [])     # warms up, as the peer's trial does
-        if not args.ours_only and not args.peer_setting and not args.peer_only:
+            servers += [ours(args, also).wait().warm(args) for also in (None, *args.also)]
+        if args.peer_setting and not args.ours_only:
+            servers.append(peer(args, args.peer_setting).wait().warm(args))
+        texts = Texts(servers[0].url, args.resume)
+        if not args.peer_setting and not args.ours_only:
             servers += best_peers(args, texts)
         print("measured:", file=sys.stderr)
         for _ in range(args.rounds):
@@ -324,10 +333,17 @@ def main():
         for server in servers:
             server.close()
     facts = machine_facts.facts(ROOT)
-    entry = {"model": pathlib.Path(args.model).name, "rounds": args.rounds, "concurrent": args.concurrent, "prompt": args.prompt, "tokens": args.tokens,
+    result = args.result or HERE / "results" / f"{facts['date'][:10]}-{machine_facts.slug()}.serve.json"
+    if args.resume and result.exists():
+        earlier = report.read(result)
+        for side, found in earlier["sides"].items():
+            for name, values in found.items():
+                mine = samples.setdefault(side, {})
+                mine[name] = values + mine.get(name, [])
+        busy.append(earlier["busy"])
+    entry = {"model": pathlib.Path(args.model).name, "rounds": max(len(v) for found in samples.values() for v in found.values()), "concurrent": args.concurrent, "prompt": args.prompt, "tokens": args.tokens,
              "system": args.system, "n_ctx": args.n_ctx, "threads": args.threads, "busy": max(busy), "sides": samples, "run": facts}
     markdown, entry["ratios"] = table(entry)
-    result = args.result or HERE / "results" / f"{facts['date'][:10]}-{machine_facts.slug()}.serve.json"
     report.save(entry, result)
     print(markdown)
     print(f"\nbusy: at most {entry['busy']:.2f} cores taken by others; samples in {result}")
