@@ -146,6 +146,8 @@ class Engine:
 
     def close(self) -> None:
         """Ends every request that is left and gives back threads and memory."""
+        if self.guesses is not None:
+            self.guesses.close()
         self.program.close()
 
     # ---- how -------------------------------------------------------------------

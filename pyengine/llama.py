@@ -71,7 +71,7 @@ class Llama:
         if not mmap:
             self._free = fit.free()
             _room_for_weights(self.model_path, self._free)
-        self._gguf = GGUF(self.model_path, mmap=mmap)
+        self._gguf, small = GGUF(self.model_path, mmap=mmap), None
         try:
             if mmap:                 # a map takes address space, which `ulimit -v` and 32 bits limit
                 self._free = fit.free()
@@ -83,19 +83,34 @@ class Llama:
             if n_threads is None and n_threads_batch is None:        # what somebody asked for is not ours to change
                 limit = machine.CpuLimit()
                 most = machine.room_to_grow(most)
+            if self.speculate not in (None, "lookup"):
+                from . import draft
+
+                small = draft.plan(find(self.speculate), self._gguf, n_ctx=n_ctx or fit.trained(self._gguf), free=self._free, n_threads=max(most),
+                                   max_seqs=max_seqs, max_tokens=n_batch, max_wanted=max_seqs, isa=isa, fuse=fuse, tuned=self.tuned)
+                if self._free is not None:
+                    self._free = max(0, self._free - small.own - small.weights)
             self.memory = self._plan(n_ctx, not mmap, max(most), dict(
                 max_seqs=max_seqs, max_tokens=n_batch, max_wanted=max(32, max_seqs), kv_type=kv_type,
                 isa=isa, fuse=fuse, tuned=self.tuned))
             self._program = self.memory.program
             from .engine import Engine
+            from .speculate import Lookups
             from .stream import EngineThread
 
             if mlock:
                 self._lock_weights()
+            guesses = None
+            if small is not None:
+                guesses = draft.Draft(small, n_threads=most[0], cpus=machine.binding(max(most)))
+            elif self.speculate is not None:
+                guesses = Lookups()
             engine = Engine(self._program, n_pages=self.memory.pages, n_threads=most[0], n_threads_batch=most[1], limit=limit,
-                            cpus=machine.binding(max(most)), profile=profile, reuse=self.prefix_cache)
+                            cpus=machine.binding(max(most)), profile=profile, reuse=self.prefix_cache, guesses=guesses)
             fit.promise(self.memory)
         except BaseException:
+            if small is not None:
+                small.program.gguf.close()
             self._gguf.close()
             raise
         self._thread = EngineThread(engine, max_queue=max_queue)
@@ -106,7 +121,8 @@ class Llama:
         self._say(f"{self._program.arch}, {len(self._gguf.tensors)} tensors, "
                   f"{sum(f.size for f in self._gguf.files) / 1e6:.0f} MB; n_ctx {self.n_ctx} "
                   f"(trained {self.n_ctx_train}), {self.n_threads} threads ({self.n_threads_batch} for batches), "
-                  f"{fit.size(self.memory.own)} of its own, cache {fit.size(self.memory.cache)}, arena {fit.size(self.memory.arena)}")
+                  f"{fit.size(self.memory.own)} of its own, cache {fit.size(self.memory.cache)}, arena {fit.size(self.memory.arena)}"
+                  + (f"; draft model: {fit.size(small.own)} of its own" if small is not None else ""))
 
     # ---- answers -----------------------------------------------------------------
 

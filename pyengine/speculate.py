@@ -8,12 +8,14 @@ what comes out is what would have come without guesses, and only the time differ
 a guess may be anything, and how many are made may depend on clocks.
 
 Lookup guesses that a text goes on as it did the last time it came to these words.
-Width chooses how many guesses the sequences of a step bring along.
+Width chooses how many guesses the sequences of a step bring along. Lookups is the two put
+together, as the engine asks for it; draft.py is another one.
 
-Not the engine: nothing is computed or sampled here. Imported by engine, and by draft. Imports nothing.
+Not the engine: nothing is computed or sampled here. Imported by draft and llama. Imports nothing.
 """
 import bisect
 import heapq
+import math
 
 LIMIT = 16                 # guesses per sequence and step, at most
 
@@ -28,18 +30,20 @@ class Odds:
     chats and code of a 135M model, or a little below: 0.4 after two equal tokens, 0.95 after sixteen.
     """
 
-    __slots__ = ("_prior", "_hits", "_seen")
+    __slots__ = ("_prior", "_hits", "_seen", "_chance")
 
     LONGEST = 16
     _BUCKET = (0, 0, 0, 1, 2, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6)      # of a match of 0 .. LONGEST tokens
     _START = (0.4, 0.5, 0.65, 0.7, 0.8, 0.9, 0.95)
     _WEIGHT = 8.0          # guesses that the prior counts for
     _MEMORY = 64.0         # guesses after which old ones count half
+    _LEAST = 0.05          # a chance that is not worth a row
 
     def __init__(self, prior: "Odds | None" = None):
         self._prior = prior
         self._hits = [0.0] * len(self._START)
         self._seen = [0.0] * len(self._START)
+        self._chance = list(self._START if prior is None else prior._chance)
 
     def saw(self, length: int, hit: bool) -> None:
         b = self._BUCKET[min(length, self.LONGEST)]
@@ -48,19 +52,23 @@ class Odds:
             self._hits[b] /= 2
         self._seen[b] += 1
         self._hits[b] += hit
-        if self._prior is not None:
-            self._prior.saw(length, hit)
+        prior = self._prior
+        if prior is not None:
+            prior.saw(length, hit)
+        start = self._START[b] if prior is None else prior._chance[b]
+        self._chance[b] = (self._hits[b] + self._WEIGHT * start) / (self._seen[b] + self._WEIGHT)
 
     def of(self, length: int) -> float:
-        b = self._BUCKET[min(length, self.LONGEST)]
-        start = self._START[b] if self._prior is None else self._prior.of(length)
-        return (self._hits[b] + self._WEIGHT * start) / (self._seen[b] + self._WEIGHT)
+        return self._chance[self._BUCKET[min(length, self.LONGEST)]]
 
     def chances(self, length: int, n: int) -> list:
-        """That the first guess comes true, the first two, ...: each one lengthens the match of the next."""
+        """That the first guess comes true, the first two, ...: each one lengthens the match of the next.
+        Up to n of them, as far as they are worth a row."""
         out, chance = [], 1.0
-        for i in range(n):
-            chance *= self.of(length + i)
+        for i in range(length, length + n):
+            chance *= self._chance[self._BUCKET[min(i, self.LONGEST)]]
+            if chance < self._LEAST:
+                break
             out.append(chance)
         return out
 
@@ -73,7 +81,7 @@ class Lookup:
 
     The last 8, 4 or 2 tokens are looked up, the longest first, in an index of where each
     run of so many tokens came last; what followed there is the guess. A copy of 8 tokens and more is followed
-    where it is, without a look at the index, until it goes wrong. Every token is read once, guessed at or
+    where it is, without a look at the index, until it goes wrong. Every token of the answer is read once, guessed at or
     not, and tells whether its guess would have been right: the odds cost nothing to learn.
     """
 
@@ -81,7 +89,7 @@ class Lookup:
 
     RUNS = (8, 4, 2)
     MEMORY = 1 << 16       # tokens the index goes back; about 300 bytes each, where their KV takes 10,000 and more
-    AT_ONCE = 4096         # tokens read in one call, 3 ms: a long prompt is read over several steps
+    AT_ONCE = 8192         # tokens of a prompt that are read in one call, 5 ms: a long one takes several steps
 
     def __init__(self, n_prompt: int, odds: "Odds | None" = None):
         self.odds = Odds() if odds is None else odds
@@ -107,13 +115,25 @@ class Lookup:
         return self.odds.chances(self.length, n)
 
     def read(self, tokens) -> None:
-        end = min(len(tokens), self._read + self.AT_ONCE)
-        for i in range(self._read, end):
-            right = self._at >= 0 and tokens[self._at] == tokens[i]
-            if self._at >= 0 and i >= self._n_prompt:
-                self.odds.saw(self.length, right)
-            self._read = i + 1
-            self._next(tokens, right)
+        if self._read + 1 < self._n_prompt:
+            self._read_prompt(tokens)
+        if self._read + 1 >= self._n_prompt:
+            for i in range(self._read, len(tokens)):
+                right = False
+                if self._at >= 0:
+                    right = tokens[self._at] == tokens[i]
+                    self.odds.saw(self.length, right)
+                self._read = i + 1
+                self._next(tokens, right)
+
+    def _read_prompt(self, tokens) -> None:
+        """The index alone, of all but the prompt's last token: 0.8 us a token."""
+        begin = max(self._read, self._n_prompt - 1 - self.MEMORY)
+        end = self._read = min(begin + self.AT_ONCE, self._n_prompt - 1, len(tokens))
+        for n in self.RUNS:
+            first = max(begin - n + 1, 0)
+            some = tokens[first:end]
+            self._last.update(zip(map(hash, zip(*(some[i:] for i in range(n)))), range(first + n, end + 1)))
 
     def _next(self, tokens, right: bool) -> None:
         """Enters the runs that end with the last token read and finds the guess for the next one."""
@@ -151,7 +171,8 @@ class Lookup:
 
 
 class Width:
-    """How many guesses a step of decodes takes along, for most tokens per second.
+    """How many guesses a step of decodes takes along, for most tokens per second: of the one sequence, or of several the geometric
+    mean. Most tokens in all would be had by slowing down three that do not guess for a fourth that copies.
 
     The cost of a step by its rows is measured as steps run; what was not measured is taken from
     what was, at a typical slope. Where guesses do not pay none are taken, except for a
@@ -162,14 +183,12 @@ class Width:
     _SMOOTH = 0.2          # weight of the newest measurement ...
     _STALE = 64            # ... unless the one before is more steps ago
     _MARGIN = 1.05         # the gain below which guesses are left out: estimates err
-    _LEAST = 0.05          # chance below which a guess is not considered
     _FIRST, _RAREST = 32, 2048      # opportunities passed before a probe, at first and at last
 
     def __init__(self):
         self._rows, self._cost = [], []        # ascending both: a step of more rows is never taken for a cheaper one
         self._when, self._steps = [], 0        # the step that measured each
         self._passed, self._interval = 0, self._FIRST
-        self.proposed = self.accepted = 0
 
     def measured(self, rows: int, seconds: float) -> None:
         """A step of decodes, of so many rows in all, took so long."""
@@ -190,6 +209,11 @@ class Width:
             else:                              # a stall says no more than twice
                 part, seconds = (0.5 if stale else self._SMOOTH), min(seconds, 2 * old)
             cost[i] = old + part * (seconds - old)
+        if stale:                              # one measurement is no match for those that are kept up
+            fresh = [cost[j] for j in range(i) if self._steps - self._when[j] <= self._STALE]
+            cost[i] = max([cost[i], *fresh])
+            fresh = [cost[j] for j in range(i + 1, len(cost)) if self._steps - self._when[j] <= self._STALE]
+            cost[i] = min([cost[i], *fresh])
         for j in range(i - 1, -1, -1):         # where two disagree the newest is right
             if cost[j] <= cost[i]:
                 break
@@ -221,26 +245,32 @@ class Width:
         """
         n = len(chances)
         counts = [0] * n
-        alone = self.seconds(n)
+        alone = self.seconds(n) if any(chances) else None
         if alone is None:
             return counts
         room = min(room, 2 * self._rows[-1] - n)     # a step far larger than any before may cost more than it can ever bring
         if room <= 0:
             return counts
-        # Chances fall along a sequence, so the best of all sequences are the first of each.
-        order = heapq.nlargest(room, ((c, -i) for i, of in enumerate(chances) for c in of[:LIMIT] if c >= self._LEAST))
-        best, take = self._MARGIN * n / alone, 0
-        expected, depth, deepest = float(n), [0] * n, 0
-        for k, (chance, i) in enumerate(order, 1):
-            expected += chance
+        # What a guess adds to the logarithm of its sequence's rate falls along the sequence, so the best of all are the first of each.
+        order = []
+        for i, of in enumerate(chances):
+            expected = 1.0
+            for chance in of[:LIMIT]:
+                order.append((math.log1p(chance / expected), -i))
+                expected += chance
+        order = heapq.nlargest(room, order)
+        best, take, gain = n * math.log(self._MARGIN), 0, 0.0
+        depth, deepest = [0] * n, 0
+        for k, (more, i) in enumerate(order, 1):
+            gain += more
             depth[-i] += 1
             deepest = max(deepest, depth[-i])
-            rate = expected / (self.seconds(n + k) + deepest * each)
-            if rate > best:
-                best, take = rate, k
+            better = gain - n * math.log((self.seconds(n + k) + deepest * each) / alone)
+            if better > best:
+                best, take = better, k
         if take:
             self._passed, self._interval = 0, max(self._FIRST, self._interval // 2)
-        elif order and order[0][0] >= 0.25:
+        elif each or order[0][0] >= 0.25:     # what the odds are of a draft model only a probe can tell
             take = self._probe(len(order))
         for _, i in order[:take]:
             counts[-i] += 1
@@ -253,6 +283,40 @@ class Width:
         self._passed, self._interval = 0, min(2 * self._interval, self._RAREST)
         return min(most, 2)
 
-    def verified(self, proposed: int, accepted: int) -> None:
-        self.proposed += proposed
-        self.accepted += accepted
+
+# ---- what the engine asks ---------------------------------------------------------------------------------
+
+
+class Lookups:
+    """Guesses by lookup for all requests of an engine: propose() sets seq.draft, the rest says what came of it.
+    Used by the engine thread."""
+
+    def __init__(self):
+        self.width, self.odds = Width(), Odds()
+
+    def propose(self, requests, room: int) -> None:
+        """For a step in which each of `requests` decodes, at most `room` guesses in all."""
+        guesses, chances = [], []
+        for request in requests:
+            lookup, tokens = request.guesser, request.seq.tokens
+            if lookup is None:
+                lookup = request.guesser = Lookup(len(request.prompt), Odds(self.odds))
+            guess = lookup.propose(tokens, useful(request))
+            guesses.append(guess)
+            chances.append(lookup.chances(len(guess)))
+        for request, guess, n in zip(requests, guesses, self.width.share(chances, room)):
+            request.seq.draft = guess[:n]
+
+    def measured(self, rows: int, seconds: float) -> None:
+        self.width.measured(rows, seconds)
+
+    def verified(self, request, proposed: int, accepted: int) -> None:
+        """Nothing to learn: a Lookup reads what came."""
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def useful(request) -> int:
+    """Guesses a request can use: the token after the last of them is the last it may have."""
+    return max(0, min(LIMIT, request.most - len(request.seq.tokens) - 1))
