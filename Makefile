@@ -27,11 +27,12 @@ test-long: $(VENV)/.test $(VENV)/.wheels $(VENV)/.native models
 test-arm: $(VENV)/.test $(VENV)/.wheels $(VENV)/.native models
 	$(BIN)/python tools/emulate.py test $(ARM)
 
-# Kernels and ops on their own, then beside the peers that PYENGINE_BENCH_* name (bench/compare.py); BENCH= passes options.
+# Kernels and ops on their own, then beside the peers that PYENGINE_BENCH_* name (bench/compare.py; BENCH= passes options), and the server.
 bench: $(VENV)/.bench $(VENV)/.native models
 	$(BIN)/python bench/kernels.py
 	$(BIN)/python bench/ops.py
 	$(BIN)/python bench/compare.py $(BENCH)
+	$(BIN)/python bench/serve.py
 
 # Every platform's wheel into dist/ (docs/platforms.md); WHEELS= names some: make wheels WHEELS="linux-armv7l macos-arm64".
 wheels: $(VENV)/.wheels

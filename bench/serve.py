@@ -315,7 +315,8 @@ def main():
     if args.peer_only and not args.peer_setting:
         p.error("--peer-only needs --peer-setting")
     if args.peer_python is None and not args.ours_only:
-        raise SystemExit("no interpreter with xllamacpp: --peer-python, or --ours-only")
+        print("no interpreter with xllamacpp (--peer-python): ours only", file=sys.stderr)
+        args.ours_only = True
 
     servers, samples, busy = [], {}, []
     try:

@@ -210,9 +210,10 @@ class Llama:
         self._thread.check_open()
         return self.tokenizer.decode(ids(tokens, self.tokenizer.n_vocab), special=special)
 
-    def logits(self, tokens, *, out=None):
-        """numpy float32 [len(tokens), n_vocab]: row i is the distribution after tokens[:i+1]. out: receives the rows
-        instead, each by out[i] = row, a view that is good for the moment; what keeps less than all needs no more memory."""
+    def logits(self, tokens, *, out=None, start=0):
+        """numpy float32 [len(tokens), n_vocab]: row i is the distribution after tokens[:i+1]. start: the first row that is
+        wanted, and so row 0 of the array. out: receives the rows instead, each by out[i] = row, a view that is good for the
+        moment; what keeps less than all needs no more memory."""
         import numpy
 
         from .stream import Job, wait
@@ -220,12 +221,13 @@ class Llama:
         tokens = self._fit(ids(tokens, self.tokenizer.n_vocab))
         if not tokens:
             raise RequestError("tokens: empty, expected at least one id", param="tokens")
-        rows = numpy.empty((len(tokens), self._program.n_vocab), dtype=numpy.float32) if out is None else out
+        start = whole("start", start, 0, len(tokens) - 1)
+        rows = numpy.empty((len(tokens) - start, self._program.n_vocab), dtype=numpy.float32) if out is None else out
 
         def copy(logits, i, position):
-            rows[position] = logits.numpy(i)
+            rows[position if rows is out else position - start] = logits.numpy(i)
 
-        job = Job(tokens, on_row=copy, wanted_from=0)
+        job = Job(tokens, on_row=copy, wanted_from=start)
         self._thread.submit([job])
         wait(self._thread, [job])
         return rows

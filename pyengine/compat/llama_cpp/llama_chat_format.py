@@ -6,6 +6,7 @@ Imported by llama of this folder, and by users.
 """
 import dataclasses
 import json
+from typing import Protocol
 
 from ... import chat as templates
 from ...errors import RequestError, UnsupportedError
@@ -16,6 +17,18 @@ from .llama_grammar import LlamaGrammar
 
 class LlamaChatCompletionHandlerNotFoundException(Exception):
     pass
+
+
+class LlamaChatCompletionHandler(Protocol):
+    """Called with llama= and every argument of create_chat_completion; returns its response or an iterator of chunks."""
+
+    def __call__(self, *, llama, messages, **kwargs): ...
+
+
+class ChatFormatter(Protocol):
+    """Messages to a prompt."""
+
+    def __call__(self, *, messages, **kwargs) -> "ChatFormatterResponse": ...
 
 
 @dataclasses.dataclass

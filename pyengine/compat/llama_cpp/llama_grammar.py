@@ -182,8 +182,8 @@ class _Converter:
         self.order = {name: i for i, name in enumerate(order)}
 
     def text(self) -> str:
-        self.rules["root"] = self.of(self.schema, "root")
-        return "\n".join(f"{name} ::= {body}" for name, body in self.rules.items()) + "\n"
+        rules = {"root": self.of(self.schema, "root"), **self.rules}
+        return "\n".join(f"{name} ::= {body}" for name, body in rules.items()) + "\n"
 
     def base(self, name) -> str:
         if name not in self.rules:

@@ -131,7 +131,7 @@ class Context:
             if wanted == [len(self.ids) - 1] and len(self.ids) < self.llm.n_ctx:
                 out[0] = self.last()
             else:
-                self.llm.logits(self.ids[:max(wanted) + 1], out=_Rows(wanted, out))
+                self.llm.logits(self.ids[:max(wanted) + 1], out=_Rows(wanted, out), start=min(wanted))
         return out
 
     # ---- choosing ----------------------------------------------------------------
