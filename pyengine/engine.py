@@ -181,7 +181,7 @@ class Engine:
         """Guesses for a step that only decodes; one that holds prompts has no time for them."""
         scheduler = self.scheduler
         running = scheduler.running
-        if running and (not scheduler.n_waiting or len(running) == scheduler.max_seqs) and all(s.left == 1 for s in running):
+        if running and all(s.left == 1 for s in running):
             room = min(scheduler.max_tokens, scheduler.max_wanted) - len(running)
             if room > 0:
                 self.guesses.propose([s.owner for s in running], room)
