@@ -24,10 +24,10 @@ def accepts(real_model):
 
         def accepts(gbnf, text):
             constraint = grammars.constraint("grammar", gbnf)
-            rest = text.encode()
+            rest, ids = text.encode(), tokens.encode(text, add_bos=False)
             while True:
                 forced = constraint.forced()         # where only one text may come, in one spelling
-                token = forced[0] if forced else tokens.encode(rest, add_bos=False)[0] if rest else tokens.eos
+                token = forced[0] if forced else ids[0] if rest else tokens.eos
                 mask = ffi.cast("uint32_t *", constraint.mask())
                 if not mask[token // 32] >> token % 32 & 1:
                     return False
@@ -36,6 +36,7 @@ def accepts(real_model):
                 if not rest.startswith(tokens.piece(token)):
                     return False
                 rest = rest[len(tokens.piece(token)):]
+                ids = ids[1:] if token == ids[0] else tokens.encode(rest, add_bos=False)
                 constraint.commit(token)
 
         yield accepts
