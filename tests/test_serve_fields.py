@@ -135,7 +135,7 @@ def test_values_defaults_aliases_and_null():
     ({"max": 1, "n_max": 2}, "n_max", "the same as max"), ({"draw": True}, "draw", "we cannot draw"), ({"draw": 0}, "draw", "cannot draw"), ({"size": True}, "size", "one size"),
     ({"who": 1}, "who", "a text"), ({"opt": {}}, "opt.deep", "missing"), ({"opt": {"deep": 1}}, "opt.deep", "true or false"), ({"opt": {"x": 1}}, "opt.x", "unknown"),
     ({"opt": []}, "opt", "an object"), ({"kind": "c"}, "kind", '"a" or "b"'), ({"stop": ""}, "stop", "not empty"), ({"stop": ["a", ""]}, "stop[1]", "an empty text"),
-    ({"stop": ["a"] * 3}, "stop", "at most 2"), ({"stop": 1}, "stop", "a text"), ({"map": {"a": 2}}, "map.a", "from -1 to 1"), ({"map": {"a": True}}, "map.a", "true"),
+    ({"stop": ["a"] * 3}, "stop", "of at most 2"), ({"stop": 1}, "stop", "a text"), ({"map": {"a": 2}}, "map.a", "from -1 to 1"), ({"map": {"a": True}}, "map.a", "true"),
     ({"\x1b[31m" * 100: 1}, None, "unknown field"),
 ])
 def test_what_is_wrong_is_named(body, param, says):
@@ -291,3 +291,11 @@ def test_the_description_is_whole():
                 assert set(schema["properties"]) == set(handler.table.fields)
     ids = [o["operationId"] for p in described["paths"].values() for o in p.values()]
     assert len(ids) == len(set(ids))
+
+
+def test_the_documentation_is_what_the_tables_say():
+    import api_tables
+
+    doc = api_tables.DOC.read_text(encoding="utf-8")
+    assert api_tables.filled(doc) == doc, "python tools/api_tables.py"
+    assert {m[1] for m in api_tables.MARK.finditer(doc)} == set(api_tables.TABLES)

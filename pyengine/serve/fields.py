@@ -180,7 +180,7 @@ class Number(Kind):
     def __init__(self, low, high, open: bool = False):
         self.low, self.high, self.open = low, high, open
         kind = "a whole number" if self.whole else "a number"
-        self.says = f"{kind} {'above' if open else 'from'} {low} to {high}"
+        self.says = f"{kind} {'above' if open else 'from'} {_figure(low)} to {_figure(high)}"
         self.schema = {"type": "integer" if self.whole else "number",
                        "exclusiveMinimum" if open else "minimum": low, "maximum": high}
 
@@ -190,6 +190,10 @@ class Number(Kind):
         if not self.low <= value <= self.high or self.open and value == self.low:
             raise wrong(where, _shown(value), self.says)
         return value
+
+
+def _figure(x) -> str:
+    return f"{x:g}" if isinstance(x, float) else str(x)
 
 
 class Whole(Number):
@@ -219,7 +223,7 @@ class List(Kind):
 
     def __init__(self, of: Kind, least: int = 0, most: "int | None" = None):
         self.of, self.least, self.most = of, least, most
-        self.says = f"a list of {of.says}" + (f", at most {most}" if most else "")
+        self.says = f"a list{f' of at most {most}' if most else ''}, each {of.says}"
         self.schema = {"type": "array", "items": of.schema, "minItems": least}
         if most is not None:
             self.schema["maxItems"] = most

@@ -66,7 +66,7 @@ COMMON = [
     rows.structure(),
     rows.extensions(),
     Field("n", Whole(1, rows.MAX_N), default=1, about="answers to each prompt"),
-    Field("stop", rows.STOP, about="up to 16"),
+    Field("stop", rows.STOP),
     Field("stream", FLAG, default=False),
     Field("stream_options", Object(STREAM_OPTIONS)),
     Field("cache_prompt", FLAG, default=True, about="false: compute the prompt anew and keep nothing of it"),
