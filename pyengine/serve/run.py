@@ -15,6 +15,7 @@ import stat
 import sys
 import threading
 import time
+from collections import deque
 
 import h11
 import uvicorn
@@ -29,9 +30,31 @@ HEADER_SECONDS = 10        # from the first byte, or from connecting, to the end
 REST_SECONDS = 5           # an answer was sent before the body had come: the rest is read and dropped for so long
 IDLE_SECONDS = 60          # between two requests of a connection
 SPARE_CONNECTIONS = 64     # beyond max_connections: they get a 503, or an answer from /health; beyond these the door is shut
+HEALTH = tuple(f"GET {path} ".encode() for path in PUBLIC)
 BACKLOG = 2048             # connections that the system holds for us while the loop is busy ...
 ACCEPT_AT_ONCE = 8         # ... and that the loop takes in one turn, before it knows that the door is shut
 GRACE_SECONDS = 5          # to send the last words after drain_seconds
+
+
+class Turnstile:
+    """What came on connections enters the app a few at a time, in order, one few for each turn of the event loop: five
+    hundred requests that come together would be one turn of 0.3 s, in which /health and all streams stand still."""
+
+    AT_ONCE = 4
+
+    def __init__(self):
+        self._waiting = deque()
+
+    def add(self, connection) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._waiting.append(connection)
+
+    def _turn(self) -> None:
+        for _ in range(min(self.AT_ONCE, len(self._waiting))):
+            self._waiting.popleft().enter()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
 
 
 class Connection(H11Protocol):
@@ -41,6 +64,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
+        self._held = []              # what has come and not entered
         app = self.app
 
         async def answer(scope, receive, send):
@@ -58,6 +82,24 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > limit + SPARE_CONNECTIONS:
             transport.abort()
+
+    def data_received(self, data):
+        if self._held:
+            self._held.append(data)
+        elif data.startswith(HEALTH):
+            super().data_received(data)      # past all others
+        else:
+            self._held.append(data)
+            self.config.turnstile.add(self)
+        if len(self._held) > 1:
+            self.flow.pause_reading()        # a body of megabytes waits where it is
+
+    def enter(self):
+        data = b"".join(self._held)
+        self._held.clear()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            super().data_received(data)
 
     def overdue(self, now: float) -> None:
         """Called about once a second: ends the connection if it has waited too long for the same thing."""
@@ -191,7 +233,7 @@ def new_server(app, *, max_connections=1024, note=lambda text: None) -> Uvicorn:
         app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
         timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=settings.drain_seconds + GRACE_SECONDS,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES, backlog=ACCEPT_AT_ONCE)
-    config.max_connections, config.write_seconds = max_connections, settings.write_seconds
+    config.max_connections, config.write_seconds, config.turnstile = max_connections, settings.write_seconds, Turnstile()
     return Uvicorn(config, app.state.server, note)
 
 
