@@ -261,8 +261,9 @@ class EngineThread:
             queue.extend(items)
             if self._thread is None:
                 # A daemon, so that a forgotten close() cannot keep the interpreter from ending.
-                self._thread = threading.Thread(target=self._run, name="pyengine", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="pyengine", daemon=True)
+                thread.start()
+                self._thread = thread        # from now on it is alive: `healthy` is read without the lock
             self._wake.notify()
 
     def _check_room(self, n: int) -> None:

@@ -397,3 +397,19 @@ def test_closing_ends_what_runs(path):
             await task
 
     run(close())
+
+
+def test_healthy_while_its_thread_begins(path, monkeypatch):
+    """A server asks while the first request comes: a thread that is made and has not begun is no fault."""
+    seen, real = [], threading.Thread.start
+
+    def start(thread):
+        if thread.name == "pyengine":
+            seen.append(llm.healthy)
+        real(thread)
+
+    with pyengine.Llama(path, n_ctx=64) as llm:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        llm.generate("x", max_tokens=2)
+        assert seen == [True] and llm.healthy
+    assert not llm.healthy
