@@ -346,6 +346,7 @@ def main():
              "system": args.system, "n_ctx": args.n_ctx, "threads": args.threads, "busy": max(busy), "sides": samples, "run": facts}
     markdown, entry["ratios"] = table(entry)
     report.save(entry, result)
+    result.with_suffix(".md").write_text(markdown + "\n")
     print(markdown)
     print(f"\nbusy: at most {entry['busy']:.2f} cores taken by others; samples in {result}")
 
