@@ -11,9 +11,9 @@ the step, nothing decided here can change an answer; it decides only who waits.
   * Every seated sequence that only needs its next token gets one row, in turn if
     there are more of them than a step has rows.
   * What is left of the step's rows is shared equally among the keys that have
-    prompts, and in each among its prompts, so that neither a long prompt nor many of
-    one client keep another's waiting; what does not divide goes to the key that has
-    had least. Keys take turns in being seated, too.
+    prompts, so that many of one client do not keep another's waiting; what does not
+    divide goes to the key that has had least. In a key half goes to the oldest prompt
+    and the rest to the shortest. Keys take turns in being seated, too.
   * Whoever waits with priority 0 takes the seat or the pages of a sequence of
     priority 1. So that those do not starve, the oldest of them is promoted to
     priority 0 when it has not advanced for PATIENCE steps; one at a time, so that a
@@ -381,34 +381,38 @@ class Scheduler:
         return max(0, end - first)
 
     def _share(self, prompts, rows: int, wanted: int, counts) -> tuple:
-        """Deals the rows out in equal shares among keys and, in each, among prompts; what one leaves goes to the others."""
+        """Deals the rows out in equal shares among keys; what one leaves goes to the others. In a key the oldest prompt has half,
+        so that it advances, and what is left goes to those that need least: of 16 equal prompts the first is answered after
+        a sixteenth of the time, where equal shares would answer all at its end."""
         keys = {}
         for seq in prompts:
             keys.setdefault(seq.key, []).append(seq)
+
+        def give(seq, most):
+            nonlocal wanted
+            have = counts.get(seq, 0)
+            # Rows that want logits are bounded too: cut where the bound is met.
+            free = max(0, seq.wanted_from - (seq.computed + have))
+            n = min(most, seq.left - have, free + wanted)
+            if n > 0:
+                wanted -= max(0, n - free)
+                counts[seq] = have + n
+            return max(n, 0)
+
         while keys and rows > 0:
             of_key = max(1, rows // len(keys))
             for key in sorted(keys, key=self._served.get):
-                mine, open_ = min(of_key, rows), keys[key]
+                mine = min(of_key, rows)
                 rows -= mine
-                while open_ and mine:
-                    share, still = max(1, mine // len(open_)), []
-                    for seq in open_:
-                        have = counts.get(seq, 0)
-                        # Rows that want logits are bounded too: cut where the bound is met.
-                        free = max(0, seq.wanted_from - (seq.computed + have))
-                        give = min(share, mine, seq.left - have, free + wanted)
-                        if give > 0:
-                            wanted -= max(0, give - free)
-                            counts[seq] = have + give
-                            mine -= give
-                            if have + give < seq.left:
-                                still.append(seq)
-                        elif not mine:
-                            still.append(seq)
-                    open_ = still
+                mine -= give(min(keys[key], key=_rank), -(-mine // 2))
+                for seq in sorted(keys[key], key=lambda s: (s.left, s.age)):
+                    if not mine:
+                        break
+                    mine -= give(seq, mine)
                 rows += mine
-                keys[key] = open_
-            keys = {key: open_ for key, open_ in keys.items() if open_}
+                if mine:
+                    keys[key] = None
+            keys = {key: some for key, some in keys.items() if some}
         return rows, wanted
 
     # ---- pages -----------------------------------------------------------------------
