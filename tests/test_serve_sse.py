@@ -19,10 +19,12 @@ class Client:
 
     async def __call__(self, message):
         await self.reads.wait()
-        self.sent.append(message)
+        if not self.aborted:
+            self.sent.append(message)
 
     def abort(self):
         self.aborted = True
+        self.reads.set()
 
     @property
     def text(self):
@@ -35,10 +37,12 @@ class Client:
 
 def stream(items, act=None, **settings):
     """(client, what send_events returned or raised) of an iterator; act(client, gone, ending) runs beside it."""
+    can_abort = settings.pop("can_abort", True)
+
     async def go():
         client, loop = Client(), asyncio.get_running_loop()
         gone, ending = loop.create_future(), loop.create_future()
-        sending = asyncio.ensure_future(send_events(client, Events(items), gone=gone, ending=ending, settings=Settings(**settings), abort=client.abort,
+        sending = asyncio.ensure_future(send_events(client, Events(items), gone=gone, ending=ending, settings=Settings(**settings), abort=client.abort if can_abort else None,
                                                     error=lambda e: openai_error(e if isinstance(e, HTTPError) else HTTPError(500, "failed"))))
         acting = asyncio.ensure_future(act(client, gone, ending)) if act else None
         try:
@@ -150,7 +154,8 @@ def test_the_server_ends_what_runs_and_says_so():
     assert out is True and log == ["closed"] and "shutting down" in client.text and client.complete
 
 
-def test_a_reader_that_stalls_is_cut():
+@pytest.mark.parametrize("can_abort", [True, False])
+def test_a_reader_that_stalls_is_cut(can_abort):
     log = []
 
     async def stall(client, gone, ending):
@@ -166,8 +171,8 @@ def test_a_reader_that_stalls_is_cut():
         finally:
             log.append("closed")
 
-    client, out = stream(slowly(), stall, write_seconds=0.1)
-    assert out is True and client.aborted and log == ["closed"] and not client.complete
+    client, out = stream(slowly(), stall, write_seconds=0.1, can_abort=can_abort)
+    assert out is True and client.aborted is can_abort and log == ["closed"] and not client.complete
 
 
 def test_what_waits_for_a_reader_is_bounded():

@@ -46,7 +46,7 @@ class Server:
         self._loading = None
         self.metrics = Metrics(self.stats)
         self.queue = Queue(settings.max_queue)
-        self.ending = asyncio.Event()
+        self._running = set()        # a future of each request, done when it has to end
         self._progress = (-1, 0.0)   # steps, and when they last grew
         if isinstance(llm, (Llama, AsyncLlama)):
             self._ready(llm)
@@ -98,6 +98,7 @@ class Server:
             threading.Thread(target=llm.close, daemon=True).start()
             return
         self._llm = llm if isinstance(llm, AsyncLlama) else AsyncLlama(llm)
+        self._wrapped = self._llm is not llm
         self._llm.observe(self.metrics.answered)
         llama = self._llm.llama
         self.queue.running = self.settings.max_streams or llama.program.max_seqs
@@ -140,14 +141,29 @@ class Server:
     def end(self) -> None:
         """Ends what still runs; each client is told."""
         self.drain()
-        self.ending.set()
+        for ending in self._running:
+            if not ending.done():
+                ending.set_result(None)
+
+    @contextlib.contextmanager
+    def ending(self):
+        """A future that is done when the server ends what runs."""
+        ending = asyncio.get_running_loop().create_future()
+        self._running.add(ending)
+        try:
+            yield ending
+        finally:
+            self._running.discard(ending)
 
     async def close(self) -> None:
+        """The end of the app: what it opened is closed, what it was given is not."""
         self.end()
-        if self._open is not None and self._llm is not None:
-            llama = self._llm.llama
+        if self._llm is None:
+            return
+        if self._wrapped or self._open is not None:
             await self._llm.close()
-            await asyncio.get_running_loop().run_in_executor(None, llama.close)
+        if self._wrapped and self._open is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._llm.llama.close)
 
 
 def model_name(llama) -> str:
@@ -221,16 +237,20 @@ async def answer(endpoint, scope, receive, send):
                       request_id=door.request_id, key=door.key.name if door.key else "", priority=door.key.priority if door.key else 0,
                       salt=door.key.salt if door.key and not server.settings.share_prefixes else "", received=door.received)
         if scope["method"] == "POST":
-            with server.queue:       # 429 before the body is read
-                await _answer(endpoint, ctx, receive, send, await body_of(server, door, receive), abort)
+            with server.queue, server.ending() as ending:       # 429 before the body is read
+                await _answer(endpoint, ctx, receive, send, await body_of(server, door, receive), abort, ending)
         else:
-            await _answer(endpoint, ctx, receive, send, {}, abort)
+            with server.ending() as ending:
+                await _answer(endpoint, ctx, receive, send, {}, abort, ending)
     except Disconnected:
         door.status = 499            # nobody is there to be told
     except HTTPError as e:
         await send_error(send, e, endpoint.shape)
     except Exception as e:
-        await send_error(send, as_http_error(e, door.request_id), endpoint.shape)
+        e = as_http_error(e, door.request_id)
+        if e.status == 429:
+            e.headers["Retry-After"] = str(server.queue.retry_after())
+        await send_error(send, e, endpoint.shape)
 
 
 class Disconnected(Exception):
@@ -246,11 +266,10 @@ async def body_of(server, door, receive) -> dict:
     return parse_json(raw) if len(raw) <= INLINE_BODY else await server.work(parse_json, raw)
 
 
-async def _answer(endpoint, ctx, receive, send, body, abort):
+async def _answer(endpoint, ctx, receive, send, body, abort, ending):
     """Runs the handler and sends what it returns, while watching whether the client is still there."""
     server = endpoint.server
     gone = asyncio.ensure_future(_watch(receive, ctx.disconnected))
-    ending = asyncio.ensure_future(server.ending.wait())
     handler = asyncio.ensure_future(endpoint.handler(server, ctx, body))
     try:
         await asyncio.wait((handler, gone, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -267,7 +286,7 @@ async def _answer(endpoint, ctx, receive, send, body, abort):
         else:
             await send_json(send, 200, result)
     finally:
-        for task in (handler, gone, ending):
+        for task in (handler, gone):
             task.cancel()
         # The handler must be over before the request counts as ended: it may hold an answer.
         await asyncio.wait((handler,))

@@ -7,6 +7,8 @@ pile up, is cut and its request ended; the others' streams never notice. Not wha
 import asyncio
 import json
 
+from .exchange import HTTPError
+
 COMMENT = b":\n\n"
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
            (b"x-accel-buffering", b"no")]       # nginx would collect events otherwise
@@ -23,13 +25,31 @@ def encode(item) -> bytes:
 class _Buffer:
     """Events from the iterator, encoded, until they are written."""
 
-    def __init__(self, events, limit, error):
+    def __init__(self, events, limit):
         self.parts, self.size = [], 0
         self.ended = self.overflow = False
         self.failure = None          # what the iterator raised
-        self.wake = asyncio.Event()
-        self._limit, self._error = limit, error
+        self._wake = asyncio.Event()
+        self._limit = limit
         self.task = asyncio.ensure_future(self._fill(events.items))
+
+    def ring(self, _=None) -> None:
+        self._wake.set()
+
+    async def news(self, loop, seconds, *others) -> bool:
+        """Waits until there is something to write, an end, or one of the others is done; false if `seconds` were silent."""
+        silent = loop.call_later(seconds, self.ring) if seconds else None
+        try:
+            while True:
+                self._wake.clear()
+                if self.parts or self.ended or self.overflow or any(f.done() for f in others):
+                    return True
+                await self._wake.wait()
+                if silent is not None and loop.time() >= silent.when():
+                    return bool(self.parts or self.ended)
+        finally:
+            if silent is not None:
+                silent.cancel()
 
     async def _fill(self, items):
         try:
@@ -40,7 +60,7 @@ class _Buffer:
                 if self.size > self._limit:
                     self.overflow = True
                     return
-                self.wake.set()
+                self._wake.set()
         except Exception as e:
             self.failure = e
         finally:
@@ -48,7 +68,7 @@ class _Buffer:
             if hasattr(items, "aclose"):
                 await items.aclose()
             self.ended = True
-            self.wake.set()
+            self._wake.set()
 
     def take(self) -> bytes:
         out = b"".join(self.parts)
@@ -60,33 +80,24 @@ class _Buffer:
 async def send_events(send, events, *, gone, ending, settings, error, abort=None) -> bool:
     """Writes the stream. False: the client went before it began. error(e) -> the body that says what the iterator
     raised. gone, ending: futures that are done when the client has gone, or the server ends what runs.
-    abort(): drops the connection with what it has not sent."""
-    buffer = _Buffer(events, settings.stream_buffer, error)
+    abort(): drops the connection with what it has not sent, and lets a send() that waits for it go on."""
+    buffer = _Buffer(events, settings.stream_buffer)
     loop = asyncio.get_running_loop()
     for future in (gone, ending):
-        future.add_done_callback(lambda _: buffer.wake.set())
+        future.add_done_callback(buffer.ring)
     begun = False
-    keepalive = settings.keepalive_seconds or None
     try:
         while True:
-            buffer.wake.clear()
+            data = b""
+            if not await buffer.news(loop, settings.keepalive_seconds, gone, ending):
+                data = COMMENT
             if gone.done():
                 return begun
-            if not (buffer.parts or buffer.ended or ending.done()):
-                try:
-                    await asyncio.wait_for(buffer.wake.wait(), keepalive)
-                    continue
-                except asyncio.TimeoutError:
-                    data = COMMENT
-            else:
-                data = buffer.take()
             if buffer.overflow:
                 raise _Cut
-            last = buffer.ended and not buffer.parts
-            failure = buffer.failure if last else None
+            data += buffer.take()
+            last, failure = buffer.ended, buffer.failure
             if ending.done() and not last:
-                from .exchange import HTTPError
-
                 failure, last = HTTPError(503, "the server is shutting down", code="draining"), True
             if failure is not None:
                 if not begun and not data:
@@ -95,16 +106,39 @@ async def send_events(send, events, *, gone, ending, settings, error, abort=None
             if not begun:
                 await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
                 begun = True
-            await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": not last}), settings.write_seconds)
+            await _write(send, {"type": "http.response.body", "body": data, "more_body": not last}, loop, settings.write_seconds, abort)
             if last:
                 return True
-    except (asyncio.TimeoutError, _Cut):
+    except _Cut:
         if abort is not None:
             abort()
         return begun
     finally:
         buffer.task.cancel()
         await asyncio.wait((buffer.task,))
+
+
+async def _write(send, message, loop, seconds, abort) -> None:
+    """send(message), or _Cut if the client does not take it in time. wait_for() would cost a task for every token."""
+    if abort is None:
+        try:
+            await asyncio.wait_for(send(message), seconds)
+        except asyncio.TimeoutError:
+            raise _Cut from None
+        return
+    late = []
+
+    def cut():
+        late.append(True)
+        abort()
+
+    timer = loop.call_later(seconds, cut)
+    try:
+        await send(message)
+    finally:
+        timer.cancel()
+    if late:
+        raise _Cut
 
 
 class _Cut(Exception):
