@@ -472,6 +472,57 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch, capsys)
     assert "pip install 'pyengine-gguf[server]'" in capsys.readouterr().err
 
 
+def gauges(address):
+    with Raw(address) as c:
+        text = c.get("/metrics", "Host: localhost\r\nConnection: close\r\n").read().decode()
+    return {name: float(value) for name, value in re.findall(r"^pyengine_(num_requests_running|num_requests_waiting|kv_cache_usage_perc) (\S+)$", text, re.M)}
+
+
+@pytest.mark.long
+def test_a_thousand_disconnects_leak_nothing(path):
+    """Over sockets, against the process that users run: clients leave in their headers, in their body, in the queue, in the
+    prompt, in the answer or at its end, with and without a reset, half of them streams. Pages, descriptors, threads and memory
+    are afterwards what they were."""
+    import random
+
+    import psutil
+
+    rng = random.Random(11)
+
+    def leave(address):
+        body = json.dumps(dict(prompt=[5 + i % 300 for i in range(rng.choice((3, 60, 900)))], ignore_eos=True, max_tokens=rng.choice((1, 40, 900)),
+                               stream=rng.random() < 0.5, n=rng.choice((1, 1, 2)))).encode()
+        raw = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        with Raw(address) as c:
+            c.send(raw[:rng.randrange(len(raw))] if rng.random() < 0.1 else raw)
+            if rng.random() < 0.5:
+                c.sock.settimeout(rng.choice((0.001, 0.01, 0.05)))
+                with contextlib.suppress(OSError):
+                    c.sock.recv(rng.choice((1, 1000, 100_000)))
+            if rng.random() < 0.3:
+                c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def leave_some(address, n):
+        for _ in range(n):
+            leave(address)
+
+    with Serve(path, "-c", "1024", "-np", "4", "--no-access-log") as s:
+        s.wait_for("serves")
+        process, seen = psutil.Process(s.process.pid), []
+        for _ in range(10):
+            clients = [threading.Thread(target=leave_some, args=(s.address, 25)) for _ in range(4)]
+            for t in clients:
+                t.start()
+            for t in clients:
+                t.join()
+            while any(gauges(s.address).values()) or process.num_fds() > 40:
+                time.sleep(0.05)
+            seen.append((process.num_fds(), process.num_threads(), process.memory_info().rss))
+        assert seen[-1][0] <= seen[1][0] and seen[-1][1] <= seen[1][1], seen
+        assert seen[-1][2] - seen[4][2] < 4 << 20, seen
+        assert s.end() == 0 and "Traceback" not in s.log, s.log[-3000:]
+
+
 @pytest.mark.long
 def test_five_hundred_connections(path):
     """5,000 requests over 500 connections: answered, or refused with 429 or 503, each of them; /health answers meanwhile."""
