@@ -5,9 +5,10 @@ generate in low_level.py. docs/compat.md lists what differs on purpose. Imported
 """
 import os
 import types
+from typing import Callable
 
 from ... import llama as native
-from ...errors import ClosedError, GGUFError, PyengineError, RequestError, TokenizerError, UnsupportedError
+from ...errors import GGUFError, RequestError, TokenizerError, UnsupportedError
 from . import completion, llama_chat_format, options
 from .llama_cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache  # noqa: F401  names people import from here
 from .llama_grammar import LlamaGrammar
@@ -34,7 +35,9 @@ class StoppingCriteriaList(list):
         return any([stopping_criteria(input_ids, logits) for stopping_criteria in self])
 
 
-LogitsProcessor = StoppingCriteria = "Callable"      # names for annotations
+# Names for annotations.
+LogitsProcessor = Callable[["numpy.ndarray", "numpy.ndarray"], "numpy.ndarray"]
+StoppingCriteria = Callable[["numpy.ndarray", "numpy.ndarray"], bool]
 
 
 class MinTokensLogitsProcessor:
@@ -410,4 +413,4 @@ def _metadata(gguf) -> dict:
 
 __all__ = ["Llama", "LlamaState", "LogitsProcessor", "LogitsProcessorList", "MinTokensLogitsProcessor", "StoppingCriteria",
            "StoppingCriteriaList", "LlamaGrammar", "LlamaCache", "LlamaRAMCache", "LlamaDiskCache", "BaseLlamaCache", "LlamaTokenizer",
-           "BaseLlamaTokenizer", "LlamaDraftModel", "ClosedError", "PyengineError"]
+           "BaseLlamaTokenizer", "LlamaDraftModel"]

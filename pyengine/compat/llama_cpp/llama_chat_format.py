@@ -358,5 +358,3 @@ def _images(name):
 for _name in ("Llava15", "Llava16", "Obsidian", "Moondream", "NanoLlava", "Llama3VisionAlpha", "MiniCPMv26", "Qwen25VL", "Gemma4", "MTMD"):
     globals()[_name + "ChatHandler"] = _images(_name + "ChatHandler")
 Llama3VisionAlpha = globals()["Llama3VisionAlphaChatHandler"]
-
-__all__ = [n for n in list(globals()) if not n.startswith("_") and n not in ("templates", "chat", "options", "dataclasses", "json")]
