@@ -103,6 +103,26 @@ shaped = llm.create_chat_completion(
 
 
 @llguidance
+def test_streaming_conversation_with_a_schema(run):
+    found = run("""
+import json
+from llama_cpp import Llama
+
+llm = Llama(MODEL, n_ctx=1024, verbose=False)
+schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "sure": {"type": "boolean"}}, "required": ["city", "sure"]}
+messages, values = [], []
+for question in ("What is the capital of France?", "And of Italy?"):
+    messages.append({"role": "user", "content": question})
+    chunks = llm.create_chat_completion(messages, stream=True, max_tokens=80, temperature=0,
+                                        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}})
+    answer = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    messages.append({"role": "assistant", "content": answer})
+    values.append(json.loads(answer))
+""")
+    assert [list(v) for v in found["values"]] == [["city", "sure"]] * 2 and all(isinstance(v["sure"], bool) for v in found["values"])
+
+
+@llguidance
 def test_function_calling(run):
     found = run("""
 import json

@@ -37,6 +37,7 @@ def test_fill_in_the_middle(tmp_path):
     llm.close()
 
 
+@pytest.mark.filterwarnings("ignore:tool_choice")
 def test_templates_of_one_file(tmp_path):
     keys = {"tokenizer.chat_template.tool_use": "{{ tools[0].function.name }}{{ 'e' * 40 }}", "tokenizer.chat_template.plain": "a"}
     llm = Llama(model(tmp_path, keys, chat_template=TEMPLATE), verbose=False)
