@@ -27,15 +27,15 @@ class Odds:
     """How often the next guess came true, by the length of the match behind it, of late.
 
     A sequence has its own, which begin as those of all sequences (`prior`); those begin as measured on
-    chats and code of a 135M model, or a little below: 0.4 after two equal tokens, 0.95 after sixteen.
+    chats and code of a 135M model, at 0.8: 0.4 after two equal tokens, 0.8 after sixteen.
     """
 
     __slots__ = ("_prior", "_hits", "_seen", "_chance")
 
     LONGEST = 16
     _BUCKET = (0, 0, 0, 1, 2, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6)      # of a match of 0 .. LONGEST tokens
-    _START = (0.4, 0.5, 0.65, 0.7, 0.8, 0.9, 0.95)
-    _WEIGHT = 8.0          # guesses that the prior counts for
+    _START = (0.4, 0.45, 0.55, 0.6, 0.7, 0.75, 0.8)
+    _WEIGHT = 6.0          # guesses that the prior counts for
     _MEMORY = 64.0         # guesses after which old ones count half
     _LEAST = 0.05          # a chance that is not worth a row
 
@@ -100,31 +100,56 @@ class Lookup:
         self._last = {}              # hash of a run -> the position behind where it came last
 
     def propose(self, tokens, most: int) -> list:
-        """Up to `most` tokens that may follow `tokens`, which begin as in the last call: usually `most` or none."""
+        """`most` tokens that may follow `tokens`, which begin as in the last call, or none."""
         self.read(tokens)
-        if self._at < 0 or self._read < len(tokens) or most <= 0:
-            return []
+        return self.guess(tokens, most) if self.known(tokens) else []
+
+    def known(self, tokens) -> bool:
+        """Is there a guess for what follows `tokens`, all of them read?"""
+        return self._at >= 0 and self._read == len(tokens)
+
+    def guess(self, tokens, most: int) -> list:
         guess = tokens[self._at:self._at + most]
         gap = len(tokens) - self._at           # a copy may run into what it makes, as in "ha ha ha"
         while len(guess) < most:
             guess.append(guess[-gap])
         return guess
 
-    def chances(self, n: int) -> list:
-        """Of the first guess, the first two, ... of the last proposal."""
-        return self.odds.chances(self.length, n)
-
     def read(self, tokens) -> None:
         if self._read + 1 < self._n_prompt:
             self._read_prompt(tokens)
-        if self._read + 1 >= self._n_prompt:
-            for i in range(self._read, len(tokens)):
-                right = False
-                if self._at >= 0:
-                    right = tokens[self._at] == tokens[i]
-                    self.odds.saw(self.length, right)
-                self._read = i + 1
-                self._next(tokens, right)
+            if self._read + 1 < self._n_prompt:
+                return
+        last, longest = self._last, self.RUNS[0]
+        for end in range(self._read + 1, len(tokens) + 1):
+            at, right = self._at, False
+            if at >= 0:
+                right = tokens[at] == tokens[end - 1]
+                self.odds.saw(self.length, right)
+            found = -1
+            for n in self.RUNS:
+                if n <= end:
+                    key = hash(tuple(tokens[end - n:end]))
+                    if found < 0:
+                        found = last.get(key, -1)
+                    last[key] = end
+            if end > self.MEMORY:
+                self._drop(tokens, end - self.MEMORY)
+            if right and self.length >= longest:
+                self._at = at + 1
+                self.length += 1
+            elif found < 0:
+                self._at, self.length = -1, 0
+            else:
+                self._match(tokens, found, end)
+        self._read = len(tokens)
+
+    def _match(self, tokens, at: int, end: int) -> None:
+        """Counts how far the tokens before two places are equal: hashes may be, where runs are not."""
+        length, most = 0, min(at, Odds.LONGEST)
+        while length < most and tokens[at - 1 - length] == tokens[end - 1 - length]:
+            length += 1
+        self._at, self.length = (at, length) if length >= self.RUNS[-1] else (-1, 0)
 
     def _read_prompt(self, tokens) -> None:
         """The index alone, of all but the prompt's last token: 0.8 us a token."""
@@ -134,29 +159,6 @@ class Lookup:
             first = max(begin - n + 1, 0)
             some = tokens[first:end]
             self._last.update(zip(map(hash, zip(*(some[i:] for i in range(n)))), range(first + n, end + 1)))
-
-    def _next(self, tokens, right: bool) -> None:
-        """Enters the runs that end with the last token read and finds the guess for the next one."""
-        end, last, found = self._read, self._last, -1
-        for n in self.RUNS:
-            if n <= end:
-                key = hash(tuple(tokens[end - n:end]))
-                if found < 0:
-                    found = last.get(key, -1)
-                last[key] = end
-        if end > self.MEMORY:
-            self._drop(tokens, end - self.MEMORY)
-        if right and self.length >= self.RUNS[0]:
-            self._at += 1
-            self.length += 1
-            return
-        self._at, self.length = -1, 0
-        if found >= 0:
-            length = 0                         # counted, since hashes may be equal where runs are not
-            while length < min(found, Odds.LONGEST) and tokens[found - 1 - length] == tokens[end - 1 - length]:
-                length += 1
-            if length >= self.RUNS[-1]:
-                self._at, self.length = found, length
 
     def _drop(self, tokens, end: int) -> None:
         """Runs that came last at `end` leave the index."""
@@ -296,16 +298,21 @@ class Lookups:
 
     def propose(self, requests, room: int) -> None:
         """For a step in which each of `requests` decodes, at most `room` guesses in all."""
-        guesses, chances = [], []
+        chances, some = [], False
         for request in requests:
             lookup, tokens = request.guesser, request.seq.tokens
             if lookup is None:
                 lookup = request.guesser = Lookup(len(request.prompt), Odds(self.odds))
-            guess = lookup.propose(tokens, useful(request))
-            guesses.append(guess)
-            chances.append(lookup.chances(len(guess)))
-        for request, guess, n in zip(requests, guesses, self.width.share(chances, room)):
-            request.seq.draft = guess[:n]
+            lookup.read(tokens)
+            if lookup.known(tokens):
+                chances.append(lookup.odds.chances(lookup.length, useful(request)))
+                some = True
+            else:
+                chances.append(())
+        if some:
+            for request, n in zip(requests, self.width.share(chances, room)):
+                if n:
+                    request.seq.draft = request.guesser.guess(request.seq.tokens, n)
 
     def measured(self, rows: int, seconds: float) -> None:
         self.width.measured(rows, seconds)
