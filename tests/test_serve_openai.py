@@ -432,7 +432,6 @@ def test_73_the_same_again_and_its_beginnings_are_as_from_a_fresh_engine(complet
             assert text(complete(part)) == fresh.generate(part, temperature=0, max_tokens=8).text
 
 
-@pytest.mark.xfail(reason="the scheduler does not do it yet")
 def test_75_a_follow_up_turn_computes_only_what_is_new(chat):
     messages = [{"role": "user", "content": "Tell me about rivers. " * 40}]
     first = chat(messages, max_tokens=20)
@@ -487,13 +486,11 @@ def test_roles_and_parts_and_nulls_of_messages(chat):
     assert chat(replay)["usage"]["completion_tokens"] > 0            # cases 34
 
 
-@pytest.mark.xfail(reason="the scheduler does not do it yet")
 def test_a_deadline_that_has_passed_is_a_408(smollm2_server):
     status, answer = smollm2_server.post("/v1/completions", {"prompt": "a " * 450, "deadline_ms": 0, "cache_prompt": False})
     assert status == 408 and answer["error"]["code"] == "deadline"
 
 
-@pytest.mark.xfail(reason="the scheduler does not do it yet")
 def test_a_deadline_within_an_answer_ends_it(complete):
     answer = complete("Once upon a time", max_tokens=400, deadline_ms=500, ignore_eos=True)
     assert answer["choices"][0]["finish_reason"] == "length" and answer["choices"][0].get("stop_reason") in ("deadline", None)

@@ -8,6 +8,7 @@ import collections
 import copy
 import json
 import random
+import sys
 
 import pytest
 
@@ -92,6 +93,7 @@ def check(server, n):
             case.validate_response(response, checks=checks)
 
         send()
+        print(f"\r{sum(seen.values())} requests", end="", file=sys.stderr, flush=True)
     by_status = collections.Counter()
     for (status, _), count in seen.items():
         by_status[status] += count
