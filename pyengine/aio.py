@@ -59,6 +59,21 @@ class AsyncLlama:
     async def detokenize(self, tokens, **options) -> str:
         return await self._call("detokenize", tokens, **options)
 
+    async def prompt_logprobs(self, tokens, top=0, **parameters) -> list:
+        """What Llama.start_prompt_logprobs() finds."""
+        llama = await self.open()
+        bells = _Bells(asyncio.get_running_loop())
+
+        def begin():
+            job, found = llama.start_prompt_logprobs(tokens, top, notify=bells.ring, **parameters)
+            return [job], found
+
+        (job,), found = await self._begun(begin)
+        answer = Answer(job)
+        bells.hang([answer])
+        await answer
+        return found
+
     async def chat_tokens(self, messages, template_variables=None) -> list:
         return await self._call("chat_tokens", messages, template_variables)
 
@@ -137,15 +152,19 @@ class AsyncLlama:
             jobs = llama.start(prompts, notify=bells.ring, **parameters)
             return jobs, several
 
-        begun = loop.run_in_executor(self._pool, begin)
-        try:
-            jobs, several = await asyncio.shield(begun)
-        except asyncio.CancelledError:
-            begun.add_done_callback(_cancel_all)       # it may be computing already: whatever it starts ends again
-            raise
+        jobs, several = await self._begun(begin)
         answers = [Answer(job, self._observe) for job in jobs]
         bells.hang(answers)
         return answers, several
+
+    async def _begun(self, begin):
+        """begin() -> (jobs, something), in a thread. Being cancelled ends what it starts."""
+        begun = asyncio.get_running_loop().run_in_executor(self._pool, begin)
+        try:
+            return await asyncio.shield(begun)
+        except asyncio.CancelledError:
+            begun.add_done_callback(_cancel_all)       # it may be computing already
+            raise
 
 
 class _Bells:

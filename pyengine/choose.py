@@ -59,6 +59,22 @@ def score(llm, prompt, continuation, **how) -> Score:
     return _scores(llm, prompt, tokens, how)[0]
 
 
+def prompt_logprobs(llm, tokens, top: int, *, notify=None, **how):
+    """(a running Job, its list): for each token but the first its log probability and the `top` likeliest, [(id, logprob)];
+    whole when the job has ended. tokens: what Llama.prompts() gives."""
+    sampler = llm._sampler(Params(temperature=0, logprobs=top, seed=0).validated(llm.n_vocab))
+    entries = []
+
+    def row(logits, i, position):
+        if position + 1 < len(tokens):
+            best = sampler.sample(logits.address(i), (), (), position + 1).top
+            entries.append((sampler.logprob(tokens[position + 1]), best))
+
+    job = Job(tokens, on_row=row, wanted_from=0, notify=notify, **how)
+    llm._thread.submit([job])
+    return job, entries
+
+
 def _tokens(llm, prompt, texts, param: str):
     """(the prompt's ids, those of each text)"""
     prompts, several = llm.prompts(prompt)

@@ -245,6 +245,14 @@ class Llama:
 
         return choose(self, prompt, options, priority=priority, key=key, salt=salt)
 
+    def start_prompt_logprobs(self, tokens, top=0, *, notify=None, priority=0, key="", salt="", deadline=None) -> tuple:
+        """(a Job, a list): for each of a prompt's own tokens but the first its log probability and the `top` likeliest as
+        (id, logprob); the list is whole when the Job has ended."""
+        from .choose import prompt_logprobs
+
+        o = checked(dict(priority=priority, key=key, salt=salt, deadline=deadline))
+        return prompt_logprobs(self, self._prompt(list(tokens)), top, notify=notify, priority=o.priority, key=o.key, salt=o.salt, deadline=o.deadline)
+
     # ---- facts -------------------------------------------------------------------
 
     @property

@@ -196,11 +196,38 @@ def test_logprobs_of_a_stream_are_those_of_the_answer(smollm2_server, chat, comp
         assert [x for e in events for x in (e["choices"][0]["logprobs"] or {name: []})[name]] == lists[name]
 
 
+def test_125_echo_with_logprobs_has_the_prompts_own(smollm2_server, complete, llm):
+    """How harnesses score texts: nothing is generated, the prompt's tokens are asked for."""
+    prompt = "The capital of France is 巴黎 🦙."
+    answer = complete(prompt, echo=True, logprobs=2, max_tokens=0)["choices"][0]
+    got, tokens = answer["logprobs"], llm.tokenize(prompt, special=True)
+    assert answer["text"] == prompt and all(len(x) == len(tokens) for x in got.values())
+    assert got["token_logprobs"][0] is None and got["top_logprobs"][0] is None
+    rows = llm.logits(tokens).astype("float64")
+    for i, token in enumerate(tokens[1:]):
+        row = rows[i] - rows[i].max()
+        logprobs = row - math.log(sum(map(math.exp, row)))
+        assert got["token_logprobs"][i + 1] == pytest.approx(logprobs[token], abs=1e-5)
+        top = got["top_logprobs"][i + 1]
+        assert max(top.values()) == pytest.approx(max(logprobs), abs=1e-5) and got["tokens"][i + 1] in top and 2 <= len(top) <= 3
+    for name, offset in zip(got["tokens"], got["text_offset"]):
+        assert name.startswith("bytes:") or prompt[offset:].startswith(name)
+    behind = complete(prompt, echo=True, logprobs=2, max_tokens=3)["choices"][0]
+    for name in got:
+        assert behind["logprobs"][name][:len(tokens)] == got[name] and len(behind["logprobs"][name]) == len(tokens) + 3
+    assert behind["logprobs"]["text_offset"][-3] == len(prompt)
+    events = smollm2_server.events("/v1/completions", {"prompt": prompt, "temperature": 0, "max_tokens": 3, "echo": True, "logprobs": 2})[:-1]
+    assert [x for e in events for x in (e["choices"][0]["logprobs"] or {"tokens": []})["tokens"]] == behind["logprobs"]["tokens"]
+    assert "".join(e["choices"][0]["text"] for e in events) == behind["text"]
+    ids = complete([2, 19556], echo=True, logprobs=0, max_tokens=0)["choices"][0]
+    assert ids["text"] == "<|im_end|>Hello" and ids["logprobs"]["tokens"] == ["<|im_end|>", "Hello"] and ids["logprobs"]["text_offset"] == [0, 10]
+
+
 @pytest.mark.parametrize("path, body, param", [
     ("/v1/completions", {"logprobs": 10**9}, "logprobs"), ("/v1/completions", {"logprobs": -1}, "logprobs"), ("/v1/completions", {"logprobs": 21}, "logprobs"),
     ("/v1/completions", {"logprobs": True}, "logprobs"), ("/v1/completions", {"prompt_logprobs": -1}, "prompt_logprobs"),
     ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ("/v1/chat/completions", {"logprobs": 1}, "logprobs"),
-    ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs"), ("/v1/completions", {"echo": True, "logprobs": 1}, "echo")])
+    ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs")])
 def test_f98_logprobs_out_of_range(refused, path, body, param):
     assert refused(path, **body)["param"] == param
 

@@ -9,7 +9,7 @@ import time
 
 from ..aio import gather, merged
 from ..errors import RequestError, UnsupportedError
-from . import answers as a, rows
+from . import answers as a, echo, rows
 from .exchange import Events, HTTPError
 from .fields import ANYTHING, FLAG, OBJECT, TEXT, Choice, Either, Field, List, Object, Table, Text, Whole, takes
 
@@ -90,7 +90,7 @@ COMPLETION = Table(
     Field("max_tokens", Whole(-1), default=16, about="-1: to the end of the answer or of the context"),
     Field("max_completion_tokens", Whole(-1), to="max_tokens"),
     Field("logprobs", rows.TOP, about="so many of the most probable tokens, up to 20"),
-    Field("echo", FLAG, default=False, about="the prompt before the answer"),
+    Field("echo", FLAG, default=False, about="the prompt before the answer; with logprobs, its own tokens' too"),
     Field("suffix", TEXT, about="what follows the gap; for models with fill-in-the-middle tokens"),
     Field("best_of", Whole(1, rows.MAX_N), about="generates so many, answers with the n most probable"),
     Field("response_format", Object(RESPONSE_FORMAT), to="json_schema", turn=response_format),
@@ -179,25 +179,26 @@ async def completions(server, ctx, values):
         if values["stream"]:
             raise RequestError("best_of: more than n cannot be streamed", param="best_of")
         options["logprobs"] = options.get("logprobs", 0)
-    if values["echo"] and values.get("logprobs") is not None:
-        raise RequestError("echo: with logprobs, those of the prompt are meant, and they are " + LATER, param="echo")
     options["n"] = best_of
     prompts, echoes = await server.work(_prompts, server.llm.llama, values)
+    own = None                               # the prompts' logprobs; they come first, and leave the prompts in the cache
+    if values["echo"] and values.get("logprobs") is not None:
+        own = await echo.of_prompts(server.llm, prompts, echoes, values["logprobs"], options)
     started = await server.llm.start(prompts, **options)
     head = _head(server, "cmpl-", "text_completion")
     if values["stream"]:
-        return Events(_completion_stream(head, started, values, echoes, n))
+        return Events(_completion_stream(head, started, values, echoes, n, own))
     results = await gather(started)
     billed = a.usage(results, best_of)
     if best_of > n:
         results = [r for i in range(0, len(results), best_of) for r in _best(results[i:i + best_of], n)]
     choices = []
     for i, result in enumerate(results):
-        echo = echoes[i // n]
         logprobs = None
         if values.get("logprobs") is not None:
-            logprobs, _ = _completion_logprobs(result.logprobs, 0)
-        choices.append(_completion_choice(i, echo + result.text, logprobs, a.finish_reason(result), a.stop_reason(result)))
+            before, offset = own[i // n] if own else (None, 0)
+            logprobs, _ = _completion_logprobs(result.logprobs, offset, before)
+        choices.append(_completion_choice(i, echoes[i // n] + result.text, logprobs, a.finish_reason(result), a.stop_reason(result)))
     return {**head, "choices": choices, "usage": billed, **_timings(values, results)}
 
 
@@ -240,9 +241,9 @@ def _completion_choice(i, text, logprobs, finish_reason, stop_reason=None) -> di
     return out if stop_reason is None else {**out, "stop_reason": stop_reason}
 
 
-def _completion_logprobs(entries, offset):
-    """The four lists, and where the next token's text begins."""
-    out = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+def _completion_logprobs(entries, offset, before=None):
+    """The four lists, behind those of a prompt, and where the next token's text begins."""
+    out = {name: list(before[name]) if before else [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
     for e in entries or []:
         out["tokens"].append(a.token_name(e))
         out["token_logprobs"].append(e["logprob"])
@@ -253,24 +254,25 @@ def _completion_logprobs(entries, offset):
     return out, offset
 
 
-async def _completion_stream(head, started, values, echoes, n):
+async def _completion_stream(head, started, values, echoes, n, own):
     blank = _blank(values)
-    offsets = [0] * len(started)
+    offsets = [own[i // n][1] if own else 0 for i in range(len(started))]
     waiting = dict(enumerate(e for e in echoes for _ in range(n)))      # texts to echo before the first piece
     async for i, piece in merged(started):
-        text = waiting.pop(i, "")
+        if i in waiting:
+            text = waiting.pop(i)
+            if text or own:
+                yield {**head, "choices": [_completion_choice(i, text, own[i // n][0] if own else None, None)], **blank}
         if piece is None:
             result = started[i].job.result
-            if text:
-                yield {**head, "choices": [_completion_choice(i, text, None, None)], **blank}
             choice = _completion_choice(i, "", None, a.finish_reason(result), a.stop_reason(result))
             yield {**head, "choices": [choice], **blank, **_timings(values, [result])}
             continue
         logprobs = None
         if values.get("logprobs") is not None:
             logprobs, offsets[i] = _completion_logprobs(piece.logprobs, offsets[i])
-        if text or piece.text or logprobs:
-            yield {**head, "choices": [_completion_choice(i, text + piece.text, logprobs, None)], **blank}
+        if piece.text or logprobs:
+            yield {**head, "choices": [_completion_choice(i, piece.text, logprobs, None)], **blank}
     for event in _stream_end(head, started, values, n):
         yield event
 
