@@ -11,6 +11,7 @@ _HOME = {
     "AsyncLlama": "aio",
     "Completion": "stream",
     "Stream": "stream",
+    "Session": "session",
     "PyengineError": "errors",
     "GGUFError": "errors",
     "UnsupportedError": "errors",

@@ -270,15 +270,22 @@ class Cache:
         fill(number, group, page) for each page whose bytes are to be put there before this returns. What finds
         no page, or no parent, is left out. Returns how many positions are there afterwards."""
         nodes, held, n = [], [], 0
-        for i, (parent, key, tokens, present, seen) in enumerate(records):
-            node = None
-            if parent < 0 or nodes[parent] is not None:
-                node = self._adopt(nodes[parent] if parent >= 0 else None, key, tokens, present, seen, held,
-                                   lambda g, page, i=i: fill(i, g, page))
-            nodes.append(node)
-            n += len(tokens) if node is not None else 0
-        for g, page in held:
-            self._drop(g, page)
+        try:
+            for i, (parent, key, tokens, present, seen) in enumerate(records):
+                node = None
+                if parent < 0 or nodes[parent] is not None:
+                    node = self._adopt(nodes[parent] if parent >= 0 else None, key, tokens, present, seen, held,
+                                       lambda g, page, i=i: fill(i, g, page))
+                nodes.append(node)
+                n += len(tokens) if node is not None else 0
+        except BaseException:            # a page that was not filled must not be found
+            for g, page in held:
+                if self._entry[g][page] is not None:
+                    self._drop_all(self._index.remove(self._entry[g][page]))
+            raise
+        finally:
+            for g, page in held:
+                self._drop(g, page)
         return n
 
     def _adopt(self, parent, key, tokens, present, seen, held, fill):

@@ -17,7 +17,7 @@ import warnings
 import weakref
 
 from . import fit, machine, tune as tuning
-from .errors import ContextError, MemoryBudgetError, RequestError, TemplateError
+from .errors import ContextError, MemoryBudgetError, PyengineError, RequestError, TemplateError
 from .gguf import GGUF
 from .request import CONSTRAINTS, ids, is_int, options as checked, takes_options, whole
 
@@ -38,6 +38,8 @@ class Llama:
     n_batch      most tokens of one step
     kv_type      type of the KV cache, "f16", "q8_0" (17/32 of its bytes) or "q4_0" (9/32, at a price: docs/memory.md)
     cache_tokens positions that the KV cache holds for all sequences together; None: max_seqs whole sequences, or what memory has room for
+    prefix_file  a file that the prefix cache is read from now and written to by close(): a long system prompt survives a restart.
+                 One that is of another model, other settings, or damaged is left aside with a warning.
     prefix_cache keep what was computed while there is room: a prompt that begins like an earlier one computes only the rest
     max_queue    requests that may wait for their turn; one more is a QueueFullError. None: any number
     speculate    "lookup" guesses tokens from the text itself, where that pays; the path of a small model of the same vocabulary guesses
@@ -53,7 +55,7 @@ class Llama:
     """
 
     def __init__(self, model_path, *, n_ctx=None, max_seqs=4, n_threads=None, n_threads_batch=None, n_batch=512, kv_type="f16",
-                 cache_tokens=None, prefix_cache=True, max_queue=None, speculate="lookup", mmap=True, mlock=False, verbose=False, fuse=True,
+                 cache_tokens=None, prefix_cache=True, prefix_file=None, max_queue=None, speculate="lookup", mmap=True, mlock=False, verbose=False, fuse=True,
                  isa=None, profile=False, tune=True):
         self._close = None
         auto = isinstance(n_ctx, str) and n_ctx == "auto"
@@ -63,7 +65,9 @@ class Llama:
         n_threads = whole("n_threads", n_threads, 1, 1024, none=True)
         n_threads_batch = whole("n_threads_batch", n_threads_batch, 1, 1024, none=True)
         self.cache_tokens = whole("cache_tokens", cache_tokens, 1, fit.MAX_CTX, none=True)
-        self.prefix_cache = bool(prefix_cache)
+        self.prefix_cache, self.prefix_file = bool(prefix_cache), prefix_file
+        if prefix_file is not None and not prefix_cache:
+            raise RequestError("prefix_file: prefix_cache is switched off", param="prefix_file")
         max_queue = whole("max_queue", max_queue, 0, 1 << 30, none=True)
         self.speculate = _proposer(speculate)
         self.verbose = bool(verbose)
@@ -117,7 +121,9 @@ class Llama:
         self._close = weakref.finalize(self, _close, self._thread, self._gguf)
         self._lock = threading.RLock()
         self._tokenizer = None
-        self._template = self._scratch = self._grammars = None
+        self._template = self._scratch = self._grammars = self._identity = None
+        if prefix_file is not None and os.path.exists(prefix_file):
+            self._prefix_file("read")
         self._say(f"{self._program.arch}, {len(self._gguf.tensors)} tensors, "
                   f"{sum(f.size for f in self._gguf.files) / 1e6:.0f} MB; n_ctx {self.n_ctx} "
                   f"(trained {self.n_ctx_train}), {self.n_threads} threads ({self.n_threads_batch} for batches), "
@@ -182,6 +188,21 @@ class Llama:
                 jobs.append(job)
         self._thread.submit(jobs)
         return jobs
+
+    def session(self, prompt=None, *, key="", salt=""):
+        """A Session that begins with a text or token ids, or with nothing; see there."""
+        from .session import Session
+
+        self._thread.check_open()
+        session = Session(self, key=key, salt=salt)
+        return session if prompt is None else session.append(prompt)
+
+    def load_session(self, path):
+        """A session that Session.save() wrote. SessionError: of another model or other settings, or damaged."""
+        from . import session
+
+        self._thread.check_open()
+        return session.load(self, path)
 
     def prompts(self, prompt) -> tuple:
         """(lists of ids, whether there are several) of what generate() takes as its prompt."""
@@ -315,9 +336,25 @@ class Llama:
         """The compiled program: explain() and, with profile=True, profile."""
         return self._program
 
+    @property
+    def engine_thread(self):
+        """Who runs the steps: stats, and calls between them."""
+        return self._thread
+
+    @property
+    def identity(self) -> dict:
+        """What a state file has to have in common with this model; read once, in a millisecond for each hundred tensors."""
+        if self._identity is None:
+            from . import statefile
+
+            self._identity = statefile.identity(self._gguf, self._program)
+        return self._identity
+
     def close(self) -> None:
         """Ends what runs, gives back threads and memory. Idempotent; using the model afterwards is a ClosedError."""
         if self._close is not None:
+            if self.prefix_file is not None and self._close.alive and self._thread.pid == os.getpid():
+                self._prefix_file("write")
             self._close()
 
     def __enter__(self):
@@ -343,6 +380,15 @@ class Llama:
                           f"of {fit.size(self._free)} available, the system will read parts of the file again for every token "
                           f"(pyengine-cli fit says what would fit)", stacklevel=3)
         return found
+
+    def _prefix_file(self, what: str) -> None:
+        """Reads or writes it; it is worth a warning and no more."""
+        from . import session
+
+        try:
+            (session.load_prefix if what == "read" else session.save_prefix)(self, self.prefix_file)
+        except (OSError, PyengineError) as e:
+            warnings.warn(f"prefix_file could not be {'read' if what == 'read' else 'written'}, going on without: {e}", stacklevel=4)
 
     def _lock_weights(self) -> None:
         if not self.memory.resident:           # locked pages are never given up: asking would take from all others

@@ -227,10 +227,10 @@ class Scheduler:
             self.accept(seq, c.count - c.n_draft)
             if seq.children and seq.computed >= seq.n_prompt:
                 self._share_prompt(seq)
-            cache.forget(seq.table, seq.computed)
             if seq.computed // PAGE > seq._published:
                 seq._published = seq.computed // PAGE
                 cache.publish(seq.table, seq.tokens, seq.computed, seq.space)
+            cache.forget(seq.table, seq.computed)    # known before: others may begin where this one no longer sees
 
     def accept(self, seq: Sequence, n: int) -> None:
         """n more positions are computed: of a step, or guesses that came true."""

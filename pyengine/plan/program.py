@@ -7,6 +7,7 @@ C call per step. No policy here: who runs when is schedule.py's.
 Imported by engine and plan/__init__. Imports native, arch, plan/.
 """
 
+import contextlib
 import dataclasses
 import mmap
 from collections.abc import Sequence
@@ -287,6 +288,21 @@ class Program:
             raise RequestError(f"step refused: {STEP_FIELDS[self._bad[0]]}, index {self._bad[1]}", param=STEP_FIELDS[self._bad[0]])
         self.steps += 1
         return Logits(self._logits, self.output.row_bytes, self.n_vocab, n_wanted)
+
+    @contextlib.contextmanager
+    def page(self, group: int, page: int):
+        """A page's bytes, between steps: a writable view for each layer of its group. They end with the block: one that an
+        exception's traceback kept would keep the memory from being given back."""
+        if self._prog is None:
+            raise ClosedError("the program is closed")
+        g, memory = self.groups[group], memoryview(self._memory[FILES + group])
+        n, layer = g.layer_page_bytes, self.n_pages[group] * g.layer_page_bytes
+        views = [memory[at:at + n] for at in range(page * n, layer * len(g.layers), layer)]
+        try:
+            yield views
+        finally:
+            for view in (*views, memory):
+                view.release()
 
     def stop(self, on=True) -> None:
         """A running step ends early with StoppedError; stop(False) lets steps run again."""
