@@ -52,6 +52,7 @@ class Engine:
         self.guesses = guesses
         self.n_ended = 0             # requests, so far
         self._deadlines = []         # (moment, number, request), a heap
+        self._n_timed = 64           # requests in it when it was last cleared of those that had ended
         self.counters = dict.fromkeys(("steps", "prompt_tokens", "generated_tokens", "proposed", "accepted"), 0)
         self._rows_per_second = None # of steps that held prompts
 
@@ -76,6 +77,10 @@ class Engine:
         self.scheduler.add(request.seq)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.seq.age, request))
+            if len(self._deadlines) > 2 * self._n_timed:     # those that ended early are not kept until their time
+                self._deadlines = [d for d in self._deadlines if not d[2].done]
+                heapq.heapify(self._deadlines)
+                self._n_timed = max(64, len(self._deadlines))
 
     def cancel(self, request: Request, error=None) -> None:
         """Ends a request between steps, with no finish_reason."""

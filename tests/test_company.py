@@ -228,6 +228,15 @@ def test_deadlines(gguf):
     e.close()
 
 
+def test_deadlines_do_not_keep_what_ended(gguf):
+    e = engine(gguf)
+    sampler = Sampler(Params(temperature=0).validated(N_VOCAB), N_VOCAB, 1)
+    for _ in range(300):
+        run(e, [Request([5], sampler=sampler, max_tokens=1, deadline=time.monotonic() + 1000)])
+    assert len(e._deadlines) <= 129
+    e.close()
+
+
 def test_cancelled_anywhere(gguf):
     """In the queue, in the middle of a prompt, between choices, as parent and as child: the rest goes on, nothing is left."""
     e = engine(gguf, max_seqs=2, max_tokens=32)
