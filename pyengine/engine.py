@@ -19,7 +19,8 @@ from .errors import DeadlineError, StoppedError
 from .plan import Seq, Step
 from .schedule import DONE, Scheduler
 
-# While others decode or wait, prompts are cut so that a step takes about this long.
+# While others decode or wait, prompts are cut so that a step takes about this long, or twice what a step without them takes:
+# where reading the weights alone takes half a second, pieces of 8 rows would make a prompt of 1,000 tokens last a minute.
 STEP_SECONDS = 0.1
 
 # From so many rows on a step is bound by arithmetic, below by reading the weights.
@@ -54,7 +55,8 @@ class Engine:
         self._deadlines = []         # (moment, number, request), a heap
         self._n_timed = 64           # requests in it when it was last cleared of those that had ended
         self.counters = dict.fromkeys(("steps", "prompt_tokens", "generated_tokens", "proposed", "accepted"), 0)
-        self._rows_per_second = None # of steps that held prompts
+        self._decode_seconds = 0.0   # of a step without prompts, of late
+        self._row_seconds = None     # that a row of a prompt adds
 
     @property
     def idle(self) -> bool:
@@ -158,17 +160,21 @@ class Engine:
     # ---- how -------------------------------------------------------------------
 
     def _prompt_rows(self):
-        if self._rows_per_second is None:
+        if self._row_seconds is None:
             return None
-        return max(8, int(STEP_SECONDS * self._rows_per_second))
+        room = max(STEP_SECONDS - self._decode_seconds, self._decode_seconds)
+        return max(8, int(room / self._row_seconds))
 
     def _measure(self, chunks, rows: int, seconds: float) -> None:
         self.counters["steps"] += 1
         if any(c.count - c.n_draft > 1 for c in chunks):
-            rate = rows / max(seconds, 1e-6)
-            old = self._rows_per_second
-            self._rows_per_second = rate if old is None else 0.5 * (old + rate)
-        elif self.guesses is not None:
+            old = self._row_seconds
+            if old is None or rows >= BATCH_ROWS:        # fewer say more about the weights than about rows
+                each = max(seconds - self._decode_seconds, 0.1 * seconds, 1e-6) / rows
+                self._row_seconds = each if old is None else 0.5 * (old + each)
+            return
+        self._decode_seconds += 0.2 * (seconds - self._decode_seconds)
+        if self.guesses is not None:
             self.guesses.measured(rows, seconds)
 
     def _pass_deadlines(self) -> None:

@@ -8,6 +8,7 @@ import pyengine
 from pyengine import fit, plan
 from pyengine.engine import BATCH_ROWS, Engine, Request
 from pyengine.gguf import GGUF
+from pyengine.schedule import Chunk
 from pyengine.sampling import Params, Sampler
 from tiny_gguf import Spec, write
 
@@ -156,6 +157,21 @@ def test_threads_run_where_they_are_put(path):
             e.close()
     finally:
         os.sched_setaffinity(0, here)
+
+
+@pytest.mark.parametrize("weights, row, most", [(0.004, 0.0005, 0.11), (0.03, 0.002, 0.11), (0.5, 0.01, 1.1), (0.08, 0.02, 0.34)])
+def test_pieces_of_prompts_by_the_speed_of_steps(path, weights, row, most):
+    """A small model, a slow one, one that reads half a second: beside decodes, a step with a piece of a prompt takes 0.1 s, or
+    twice its time without one; and no less than half of that, or prompts would last for ever."""
+    with GGUF(path) as gguf:
+        e = engine(gguf)
+        one, rows = [Chunk(None, 0, 1, 1, 0)], 512
+        for _ in range(40):
+            e._measure(one * 4, 4, weights + 4 * row)
+            e._measure([*one, Chunk(None, 0, rows, 0, 0)], rows + 1, weights + row * (rows + 1))
+            rows = e._prompt_rows()
+        assert 0.4 * most < weights + row * rows < most and rows >= 8
+        e.close()
 
 
 def test_ends(path):
