@@ -39,7 +39,7 @@ class Engine:
         take (machine.CpuLimit); cpus: where each thread may run (machine.binding), the first the one that steps.
         reuse: keep what was computed for prompts that begin alike. guesses: what tries to know tokens before they are
         computed: propose(requests, room) sets their seq.draft, measured(rows, seconds) and verified(request, proposed,
-        accepted) tell what came of it."""
+        accepted) tell what came of it; close() ends it."""
         self.program = program
         self.n_ctx = program.n_ctx
         self.n_threads, self.n_threads_batch = n_threads, n_threads_batch or n_threads

@@ -64,6 +64,9 @@ class Guesses:
         assert 0 <= accepted <= proposed
         self.n_verified += accepted
 
+    def close(self):
+        self.answers.clear()
+
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
 def gguf(request, tmp_path_factory):
