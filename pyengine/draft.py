@@ -59,6 +59,7 @@ class Draft:
         self._greedy = Sampler(params, program.n_vocab, 0, min(n_ids, program.n_vocab))
         self.width, self.odds = Width(), Odds()
         self._steps = Width()        # of the draft's own, by sequences
+        self._row = 0.0              # seconds a row, of steps that read
         self._live = {}              # request -> State
         self._failed = False
 
@@ -69,13 +70,13 @@ class Draft:
             return
         for request in [r for r in self._live if r.done]:
             self._drop(request)
-        chances = []
+        chances, behind = [], 0
         for request in requests:
             state, tokens = self._live.get(request), request.seq.tokens
             odds = self.odds if state is None else state.odds
-            chance = max(odds.of(KIND), 0.1)
-            chances.append([chance ** i for i in range(1, min(useful(request), self.program.n_ctx - len(tokens) - LIMIT) + 1)])
-        counts = self.width.share(chances, room, self._steps.seconds(len(requests)) or 0.0)
+            chances.append(_powers(max(odds.of(KIND), 0.1), min(useful(request), self.program.n_ctx - len(tokens) - LIMIT)))
+            behind += max(0, len(tokens) - (0 if state is None else len(state.tokens)) - LIMIT)
+        counts = self.width.share(chances, room, self._steps.seconds(len(requests)) or 0.0, behind * self._row)
         if any(counts):
             try:
                 self._guess({request: n for request, n in zip(requests, counts) if n})
@@ -149,8 +150,11 @@ class Draft:
             return []
         begin = time.monotonic()
         logits = self.program.run(Step(tokens, seqs, wanted))
-        if len(tokens) <= 2 * len(ran):          # not while it reads a prompt
-            self._steps.measured(len(ran), time.monotonic() - begin)
+        seconds = time.monotonic() - begin
+        if len(tokens) <= 2 * len(ran):
+            self._steps.measured(len(ran), seconds)
+        else:
+            self._row = seconds / len(tokens)
         out = []
         for i, (request, new) in enumerate(ran):
             self._live[request].tokens += new
@@ -159,6 +163,15 @@ class Draft:
 
     def _drop(self, request) -> None:
         self._cache.release(self._live.pop(request).table)
+
+
+def _powers(chance: float, n: int) -> list:
+    """Of one guess, two, ...: up to n of them, as far as they are worth a row."""
+    out, power = [], chance
+    while len(out) < n and power >= 0.05:
+        out.append(power)
+        power *= chance
+    return out
 
 
 # ---- before it is opened --------------------------------------------------------------------------------------

@@ -185,7 +185,8 @@ class Width:
     _SMOOTH = 0.2          # weight of the newest measurement ...
     _STALE = 64            # ... unless the one before is more steps ago
     _MARGIN = 1.05         # the gain below which guesses are left out: estimates err
-    _FIRST, _RAREST = 32, 2048      # opportunities passed before a probe, at first and at last
+    _FIRST, _RAREST = 32, 2048      # opportunities passed before a probe, at first and at last; it costs no more than a hundredth of them
+    _REST = 64             # tokens that a sequence is expected to go on for
 
     def __init__(self):
         self._rows, self._cost = [], []        # ascending both: a step of more rows is never taken for a cheaper one
@@ -239,11 +240,12 @@ class Width:
         known = 0 if i == 0 else -1
         return cost[known] * (1 + self._SLOPE * (rows - 1)) / (1 + self._SLOPE * (at[known] - 1))
 
-    def share(self, chances, room: int, each: float = 0.0) -> list:
+    def share(self, chances, room: int, each: float = 0.0, reading: float = 0.0) -> list:
         """How many guesses each sequence of a step brings along, at most `room` in all.
 
         chances[i]: that the first guess of sequence i comes true, the first two, ...
-        each: seconds that one more guess per sequence takes to be made (a draft model's step).
+        each: seconds that one more guess per sequence takes to be made (a draft model's step); reading: seconds before
+        the first can be made (a draft model has to read what was said so far).
         """
         n = len(chances)
         counts = [0] * n
@@ -267,23 +269,25 @@ class Width:
             gain += more
             depth[-i] += 1
             deepest = max(deepest, depth[-i])
-            better = gain - n * math.log((self.seconds(n + k) + deepest * each) / alone)
+            better = gain - n * math.log((self.seconds(n + k) + deepest * each + reading / self._REST) / alone)
             if better > best:
                 best, take = better, k
         if take:
             self._passed, self._interval = 0, max(self._FIRST, self._interval // 2)
-        elif each or order[0][0] >= 0.25:     # what the odds are of a draft model only a probe can tell
-            take = self._probe(len(order))
+        elif each or order[0][0] >= 0.2:     # what the odds are of a draft model only a probe can tell
+            most = min(len(order), 2)
+            take = self._probe(most, (self.seconds(n + most) - alone + most * each + reading) / alone)
         for _, i in order[:take]:
             counts[-i] += 1
         return counts
 
-    def _probe(self, most: int) -> int:
+    def _probe(self, most: int, steps: float) -> int:
+        """`most` guesses, which cost as much as so many steps, if it is time for them."""
         self._passed += 1
-        if self._passed < self._interval:
+        if self._passed < self._interval or self._passed < 100 * steps:
             return 0
         self._passed, self._interval = 0, min(2 * self._interval, self._RAREST)
-        return min(most, 2)
+        return most
 
 
 # ---- what the engine asks ---------------------------------------------------------------------------------

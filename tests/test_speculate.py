@@ -274,6 +274,18 @@ def test_a_draft_models_steps_are_part_of_the_price():
     assert few[0] > 0.98 / 0.0101
 
 
+def test_reading_is_part_of_the_price_and_probes_are_a_hundredth():
+    width = known(0.1)
+    likely = [0.8 ** i for i in range(1, 17)]
+    assert width.share([likely], 16, 0.1)[0] > 0
+    assert width.share([likely], 16, 0.1, reading=10000.0)[0] == 0
+    made, reading = [], 30.0                    # as long as 30 steps, and the draft's own steps do not pay
+    for _ in range(20000):
+        made.append(width.share([likely], 16, 5.0, reading)[0])
+        width.measured(1, 1.0)
+    assert 0 < sum(map(bool, made)) * (reading + 10) < 0.012 * len(made)
+
+
 # ---- the engine's answers -------------------------------------------------------------------------------
 
 
@@ -287,7 +299,7 @@ class Fixed(Width):
         super().__init__()
         self.width = width
 
-    def share(self, chances, room, each=0.0):
+    def share(self, chances, room, each=0.0, reading=0.0):
         counts = []
         for of in chances:
             counts.append(min(self.width, len(of), room))
