@@ -161,7 +161,7 @@ class Job:
         if self.notify is not None:
             try:
                 self.notify(self)
-            except Exception:            # the event loop it speaks to is closed, say: nobody is left to be told
+            except BaseException:        # the event loop it speaks to is closed, say: nobody is left to be told
                 pass
 
     def _entry(self, sampled) -> dict:

@@ -49,7 +49,7 @@ def test_notified_once_until_taken(model):
 
 def test_a_listener_that_raises_is_its_own_problem(model):
     def broken(job):
-        raise RuntimeError("the loop is closed")
+        raise SystemExit("the loop is closed")
 
     a, b = model.start([[5], [6]], max_tokens=5, notify=broken, **ENDLESS)
     assert a.ended.wait(20) and b.ended.wait(20)
