@@ -144,8 +144,8 @@ static inline f4 max4(f4 a, f4 b) {
 static int scan(const float *x, int64_t n, int minus_inf, float *best, float *max) {
   const float inf = __builtin_inff();
   float all = -inf;
-  uint32_t bad = 0;
-  i4 bad4 = {0};
+  uint32_t nan = 0, bad = 0;
+  i4 nan4 = {0}, bad4 = {0};
   for (int64_t b = 0; b < n; b += BLOCK) {
     f4 m[4];
     for (int j = 0; j < 4; j++) m[j] = (f4){-inf, -inf, -inf, -inf};
@@ -156,6 +156,7 @@ static int scan(const float *x, int64_t n, int minus_inf, float *best, float *ma
         memcpy(&v, x + i + 4 * j, 16);
         m[j] = max4(v, m[j]);     /* a NaN is not greater: found below */
         bad4 |= (i4)(v - v);      /* +0 if finite, else NaN */
+        nan4 |= v != v;
       }
     m[0] = max4(max4(m[2], m[0]), max4(m[3], m[1]));
     float top = m[0][0];
@@ -163,17 +164,15 @@ static int scan(const float *x, int64_t n, int minus_inf, float *best, float *ma
     for (; i < end; i++) {
       top = x[i] > top ? x[i] : top;
       bad |= x[i] - x[i] != 0;
+      nan |= x[i] != x[i];
     }
     best[b / BLOCK] = top;
     all = top > all ? top : all;
   }
   *max = all;
-  for (int j = 0; j < 4; j++) bad |= (uint32_t)bad4[j];
+  for (int j = 0; j < 4; j++) bad |= (uint32_t)bad4[j], nan |= (uint32_t)nan4[j];
   if (!bad) return PE_OK;
-  if (!minus_inf || all == inf) return PE_ENONFINITE;
-  for (int64_t i = 0; i < n; i++)
-    if (x[i] != x[i]) return PE_ENONFINITE;
-  return PE_OK;
+  return !minus_inf || nan || all == inf ? PE_ENONFINITE : PE_OK;
 }
 
 static int64_t first_at(const float *x, int64_t n, const float *best, float max) {
@@ -396,11 +395,23 @@ static void mask_flags(float *x, int64_t n, const uint8_t *allowed) {
 
 /* A grammar allows a handful of ids or nearly all: most words are 0 or full. */
 static void mask_bits(float *x, int64_t n, const uint32_t *mask) {
+  const int32_t off = (int32_t)0xff800000u; /* -inf */
   if (!mask) return;
   for (int64_t w = 0; w * 32 < n; w++) {
     if (mask[w] == 0xffffffffu) continue;
-    int64_t end = w * 32 + 32 < n ? w * 32 + 32 : n;
-    for (int64_t i = w * 32; i < end; i++) x[i] = mask[w] >> (i & 31) & 1 ? x[i] : -__builtin_inff();
+    float *at = x + w * 32;
+    if (n - w * 32 < 32) {
+      for (int64_t i = 0; i < n - w * 32; i++) at[i] = mask[w] >> i & 1 ? at[i] : -__builtin_inff();
+      continue;
+    }
+    int32_t m = (int32_t)mask[w];
+    for (int j = 0; j < 8; j++) {
+      i4 v, bit = (i4){1, 2, 4, 8} << 4 * j;
+      memcpy(&v, at + 4 * j, 16);
+      i4 on = ((i4){m, m, m, m} & bit) == bit;
+      v = (v & on) | ((i4){off, off, off, off} & ~on);
+      memcpy(at + 4 * j, &v, 16);
+    }
   }
 }
 
