@@ -46,10 +46,10 @@ def test_answers_are_valid(llm, name):
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_many_answers_are_valid(llm, name):
     ended = 0
-    for seed in range(4):
-        for answer in llm.chat(ASK, json_schema=SCHEMAS[name], temperature=1.0, top_k=0, top_p=1, min_p=0, seed=seed, max_tokens=300, n=8):
+    for seed in range(2):
+        for answer in llm.chat(ASK, json_schema=SCHEMAS[name], temperature=1.0, top_k=0, top_p=1, min_p=0, seed=seed, max_tokens=200, n=8):
             ended += follows(answer, SCHEMAS[name])
-    assert ended >= 8
+    assert ended >= 4
 
 
 def test_any_object_without_a_hint(llm):
