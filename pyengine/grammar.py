@@ -210,6 +210,7 @@ def _lltokenizer(tokenizer, n_ids: int):
     vocabulary = _Vocabulary(tokenizer, n_ids)
     ends = sorted(tokenizer.end_ids) or [n_ids - 1]
     out = lg.LLTokenizer(vocabulary, eos_token=ends)
+    vocabulary.tokens = ()               # it has copied them and goes on asking for the encoding only
     assert out.vocab_size == n_ids > n
     return out
 
