@@ -2,10 +2,17 @@
 import asyncio
 import contextlib
 import json
+import os
+import pathlib
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import types
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 KEY, OTHER = "key-of-alice-0001", "key-of-bob-000002"
 
 
@@ -188,3 +195,52 @@ class Raw:
 
     def __exit__(self, *exc):
         self.close()
+
+
+def health(address) -> int:
+    with Raw(address) as c:
+        return c.get("/health").status()
+
+
+class Serve:
+    """`pyengine-cli serve` as users run it."""
+
+    def __init__(self, model, *options, env=None, limits="", command=None):
+        command = command or [sys.executable, "-c", "import sys; from pyengine.cli import main; sys.exit(main(sys.argv[1:]))", "serve", "-m", str(model), "--port", "0", *options]
+        if limits:
+            command = ["bash", "-c", f'{limits}; exec "$@"', "bash", *command]
+        self.process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", **(env or {})},
+                                        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.lines, self._news = [], threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.address = None
+
+    def _read(self):
+        for line in self.process.stderr:
+            with self._news:
+                self.lines.append(line)
+                self._news.notify_all()
+
+    @property
+    def log(self):
+        return "".join(self.lines)
+
+    def wait_for(self, text, seconds=60):
+        with self._news:
+            assert self._news.wait_for(lambda: text in self.log or self.process.poll() is not None, seconds) and text in self.log, self.log
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.log)
+        if found:
+            self.address = ("127.0.0.1", int(found[1]))
+        return self
+
+    def end(self, number=signal.SIGTERM, seconds=60):
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
