@@ -11,7 +11,7 @@ import weakref
 
 from . import statefile
 from .errors import RequestError
-from .request import MAX_NAME, ids
+from .request import MAX_CHOICES, MAX_NAME, ids, whole
 
 SESSION, PREFIX = "session", "prefix cache"
 
@@ -81,14 +81,13 @@ class Session:
         return out
 
     def fork(self, n: int = 1) -> list:
+        n = whole("fork", n, 1, MAX_CHOICES)
         with self._idle("fork"):
             return [Session(self._llm, self._tokens, key=self.key, salt=self.salt) for _ in range(n)]
 
     def rewind(self, n: int) -> "Session":
         with self._idle("rewind"):
-            if type(n) is not int or not 0 <= n <= len(self._tokens):
-                raise RequestError(f"rewind: found {n!r}, expected 0..{len(self._tokens)} tokens to keep", param="rewind")
-            del self._tokens[n:]
+            del self._tokens[whole("rewind", n, 0, len(self._tokens)):]
         return self
 
     def save(self, path) -> int:

@@ -78,7 +78,7 @@ def test_what_a_session_refuses(models):
     with Llama(models("llama"), n_ctx=512) as llm:
         s = llm.session()
         for call in (lambda: s.append(5), lambda: s.append([-1]), lambda: s.append([10**9]), lambda: s.rewind(1), lambda: s.rewind(-1),
-                     lambda: s.rewind(True), lambda: s.generate(n=2), lambda: s.generate(salt="x"), lambda: llm.session(salt=3)):
+                     lambda: s.rewind(True), lambda: s.generate(n=2), lambda: s.fork(0), lambda: s.fork("2"), lambda: s.generate(salt="x"), lambda: llm.session(salt=3)):
             with pytest.raises(RequestError):
                 call()
         assert len(s) == 0
@@ -318,3 +318,23 @@ def test_real_models_go_on_from_a_file(real_model, name, tmp_path):
         s = llm.load_session(tmp_path / "s.kv")
         got = s.generate(temperature=0, max_tokens=16)
         assert got.tokens == want.tokens and got.cached_tokens == len(llm.tokenize(text)) - 1
+
+
+def test_saved_while_others_are_answered(models, tmp_path):
+    """Pages are copied between steps: a file is of one moment, and the others' answers stay what they are."""
+    prompts = [prompt(60 + 40 * i, i) for i in range(6)]
+    want = [alone(models("gemma3"), p, max_tokens=150) for p in prompts]
+    with Llama(models("gemma3"), n_ctx=1024, max_seqs=3) as llm:
+        jobs = llm.start(prompts[:1], **{**SAMPLED, "max_tokens": 150})
+        for p in prompts[1:]:
+            jobs += llm.start([p], **{**SAMPLED, "max_tokens": 150})
+            s = llm.session(prompt(200))
+            s.generate(**SAMPLED)
+            s.save(tmp_path / "s.kv")
+            llm.load_session(tmp_path / "s.kv")
+        for job in jobs:
+            assert job.ended.wait(60)
+        assert [job.result.tokens for job in jobs] == want
+        after = s.generate(**SAMPLED).tokens
+    with Llama(models("gemma3"), n_ctx=1024) as llm:
+        assert llm.load_session(tmp_path / "s.kv").generate(**SAMPLED).tokens == after
