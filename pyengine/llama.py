@@ -17,7 +17,7 @@ import warnings
 import weakref
 
 from . import fit, machine, tune as tuning
-from .errors import ContextError, MemoryBudgetError, PyengineError, RequestError, TemplateError
+from .errors import ContextError, MemoryBudgetError, RequestError, TemplateError
 from .gguf import GGUF
 from .request import CONSTRAINTS, ids, is_int, options as checked, takes_options, whole
 
@@ -121,9 +121,11 @@ class Llama:
         self._close = weakref.finalize(self, _close, self._thread, self._gguf)
         self._lock = threading.RLock()
         self._tokenizer = None
-        self._template = self._scratch = self._grammars = self._identity = None
+        self._template = self._scratch = self._grammars = None
         if prefix_file is not None and os.path.exists(prefix_file):
-            self._prefix_file("read")
+            from .session import read_prefix
+
+            read_prefix(self, prefix_file)
         self._say(f"{self._program.arch}, {len(self._gguf.tensors)} tensors, "
                   f"{sum(f.size for f in self._gguf.files) / 1e6:.0f} MB; n_ctx {self.n_ctx} "
                   f"(trained {self.n_ctx_train}), {self.n_threads} threads ({self.n_threads_batch} for batches), "
@@ -199,10 +201,10 @@ class Llama:
 
     def load_session(self, path):
         """A session that Session.save() wrote. SessionError: of another model or other settings, or damaged."""
-        from . import session
+        from .session import load
 
         self._thread.check_open()
-        return session.load(self, path)
+        return load(self, path)
 
     def prompts(self, prompt) -> tuple:
         """(lists of ids, whether there are several) of what generate() takes as its prompt."""
@@ -341,20 +343,13 @@ class Llama:
         """Who runs the steps: stats, and calls between them."""
         return self._thread
 
-    @property
-    def identity(self) -> dict:
-        """What a state file has to have in common with this model; read once, in a millisecond for each hundred tensors."""
-        if self._identity is None:
-            from . import statefile
-
-            self._identity = statefile.identity(self._gguf, self._program)
-        return self._identity
-
     def close(self) -> None:
         """Ends what runs, gives back threads and memory. Idempotent; using the model afterwards is a ClosedError."""
         if self._close is not None:
             if self.prefix_file is not None and self._close.alive and self._thread.pid == os.getpid():
-                self._prefix_file("write")
+                from .session import write_prefix
+
+                write_prefix(self, self.prefix_file)
             self._close()
 
     def __enter__(self):
@@ -380,15 +375,6 @@ class Llama:
                           f"of {fit.size(self._free)} available, the system will read parts of the file again for every token "
                           f"(pyengine-cli fit says what would fit)", stacklevel=3)
         return found
-
-    def _prefix_file(self, what: str) -> None:
-        """Reads or writes it; it is worth a warning and no more."""
-        from . import session
-
-        try:
-            (session.load_prefix if what == "read" else session.save_prefix)(self, self.prefix_file)
-        except (OSError, PyengineError) as e:
-            warnings.warn(f"prefix_file could not be {'read' if what == 'read' else 'written'}, going on without: {e}", stacklevel=4)
 
     def _lock_weights(self) -> None:
         if not self.memory.resident:           # locked pages are never given up: asking would take from all others

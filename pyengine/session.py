@@ -7,10 +7,11 @@ needs no end. Also the prefix cache as a whole in a file, by the same format (st
 Not the cache (cache.py) and not the API (llama.py, which makes sessions). Imported by llama.
 """
 import threading
+import warnings
 import weakref
 
 from . import statefile
-from .errors import RequestError
+from .errors import PyengineError, RequestError
 from .request import MAX_CHOICES, MAX_NAME, ids, whole
 
 SESSION, PREFIX = "session", "prefix cache"
@@ -157,7 +158,7 @@ class Answer:
 def load(llm, path) -> Session:
     """The session that was saved, its pages in the cache as far as there is room. SessionError: of another model
     or other settings, or not what was written; then nothing has changed."""
-    with statefile.State(path, SESSION, llm.identity, llm.n_vocab) as state:
+    with statefile.State(path, SESSION, _identity(llm), llm.n_vocab) as state:
         header = state.header
         tokens, salt, key = header.get("tokens"), header.get("salt"), header.get("key")
         try:
@@ -170,21 +171,30 @@ def load(llm, path) -> Session:
     return session
 
 
-def save_prefix(llm, path) -> int:
-    """Everything the prefix cache holds. Returns the size of the file."""
-    return _write(llm, path, PREFIX, {})
+def write_prefix(llm, path) -> None:
+    """Everything the prefix cache holds. What goes wrong is worth a warning and no more."""
+    try:
+        _write(llm, path, PREFIX, {})
+    except (OSError, PyengineError) as e:
+        warnings.warn(f"prefix_file could not be written, going on without: {e}", stacklevel=4)
 
 
-def load_prefix(llm, path) -> int:
-    """Positions that were taken from the file."""
-    with statefile.State(path, PREFIX, llm.identity, llm.n_vocab) as state:
-        return _adopt(llm, state)
+def read_prefix(llm, path) -> None:
+    try:
+        with statefile.State(path, PREFIX, _identity(llm), llm.n_vocab) as state:
+            _adopt(llm, state)
+    except (OSError, PyengineError) as e:
+        warnings.warn(f"prefix_file could not be read, going on without: {e}", stacklevel=4)
+
+
+def _identity(llm) -> dict:
+    return statefile.identity(llm.gguf, llm.program)
 
 
 def _write(llm, path, kind: str, extra: dict, key=None, tokens=None) -> int:
     thread = llm.engine_thread
     cache, program = thread.engine.cache, thread.engine.program
-    return statefile.write(path, kind, llm.identity, extra, lambda: cache.entries(key, tokens), program.page, thread.call)
+    return statefile.write(path, kind, _identity(llm), extra, lambda: cache.entries(key, tokens), program.page, thread.call)
 
 
 def _adopt(llm, state) -> int:

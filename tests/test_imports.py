@@ -48,7 +48,7 @@ ALLOWED = {
     "choose": {"request", "sampling", "stream", "native"},
     "statefile": set(),
     "session": {"statefile", "request"},
-    "llama": {"session", "statefile", "draft", "speculate", "request", "grammar", "choose", "fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
+    "llama": {"session", "draft", "speculate", "request", "grammar", "choose", "fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
     "aio": {"llama"},
     "serve": {"aio", "llama", "request", "sampling", "__init__"},
     "compat": {"llama", "grammar", "gguf", "tokenizer", "chat", "sampling", "native", "machine"},
