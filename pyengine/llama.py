@@ -150,8 +150,7 @@ class Llama:
         deadline: seconds; a request that has no token by then is a DeadlineError, another ends
         with what there is and finish_reason "deadline".
         """
-        prompts, several = self.prompts(prompt)
-        return self._answers(prompts, stream, several, options)
+        return self._answers(*self.prompts(prompt), stream, options)
 
     @takes_options
     def chat(self, messages, *, stream=False, template_variables=None, **options):
@@ -159,7 +158,7 @@ class Llama:
 
         template_variables: further variables for the template. The rest as in generate().
         """
-        return self._answers([self.chat_tokens(messages, template_variables)], stream, False, options)
+        return self._answers([self.chat_tokens(messages, template_variables)], False, stream, options)
 
     @takes_options
     def start(self, prompts, *, notify=None, **options) -> list:
@@ -210,8 +209,6 @@ class Llama:
         """(lists of ids, whether there are several) of what generate() takes as its prompt."""
         self._thread.check_open()
         several = isinstance(prompt, (list, tuple)) and not all(is_int(t) for t in prompt)
-        if isinstance(prompt, (list, tuple)) and not prompt:
-            raise RequestError("prompt: an empty list is neither tokens nor prompts", param="prompt")
         return [self._prompt(p) for p in (prompt if several else [prompt])], several
 
     def chat_tokens(self, messages, template_variables=None) -> list:
@@ -417,7 +414,7 @@ class Llama:
         elif isinstance(prompt, (list, tuple)):
             tokens = ids(prompt, tokenizer.n_vocab, "prompt")
             if not tokens:
-                raise RequestError("prompt: an empty list of tokens", param="prompt")
+                raise RequestError("prompt: an empty list is neither tokens nor prompts", param="prompt")
         else:
             raise RequestError(f"prompt: found {type(prompt).__name__}, expected a text, token ids, "
                                f"a list of either, or None", param="prompt")
@@ -458,7 +455,7 @@ class Llama:
         free = bool(params.processors) or any(bias == -math.inf for _, bias in params.logit_bias)
         return self._grammars.constraint(name, getattr(options, name), may_end=not options.ignore_eos, force=not free)
 
-    def _answers(self, prompts, stream, several, options):
+    def _answers(self, prompts, several, stream, options):
         """One answer, or a list of them if there may be several."""
         from .stream import Stream, wait
 
