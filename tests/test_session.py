@@ -9,6 +9,7 @@ import pytest
 from pyengine import Llama, RequestError, SessionError
 from pyengine import statefile
 from pyengine.cache import PAGE
+from serve_process import Server
 from tiny_gguf import Spec, write
 
 SAMPLED = dict(temperature=0.8, seed=7, max_tokens=12)
@@ -305,6 +306,17 @@ def test_a_bad_prefix_file_is_left_aside_with_a_warning(models, saved, tmp_path)
         Llama(models("llama"), n_ctx=512, prefix_file=tmp_path / "no" / "p.kv").close()
     with pytest.raises(RequestError, match="prefix_cache"):
         Llama(models("llama"), prefix_cache=False, prefix_file=path)
+
+
+def test_a_server_begins_where_it_ended(models, tmp_path):
+    body = {"prompt": prompt(330), "max_tokens": 5, "temperature": 0}
+    texts = []
+    for known in (0, 329):
+        with Server(models("gemma3"), "--prefix-file", tmp_path / "prefix.kv") as server:
+            status, answer = server.post("/v1/completions", body)
+            assert (status, answer["usage"]["prompt_tokens_details"]["cached_tokens"]) == (200, known)
+            texts.append(answer["choices"][0]["text"])
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma-3-270m"])

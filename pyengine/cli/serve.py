@@ -28,6 +28,7 @@ def parser():
     g.add_argument("-np", "--parallel", "--max-seqs", type=int, default=16, metavar="N", help="requests that run at one time (default 16)")
     g.add_argument("--cache-tokens", type=int, metavar="N", help="positions of the KV cache for all requests together (default: what fits, at most N whole contexts)")
     g.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
+    g.add_argument("--prefix-file", metavar="FILE", help="read cached prompts from FILE at the start, write them there at the end: a system prompt survives a restart")
     g.add_argument("--share-prefixes", action="store_true", help="let all keys share cached prompts; how soon an answer comes then tells what others asked")
     g.add_argument("--speculate", default="lookup", metavar="HOW", help="lookup (default), off, or the path of a small model of the same vocabulary")
     g.add_argument("--max-queue", type=int, default=256, metavar="N", help="requests that may wait; the next is a 429 (default 256)")
@@ -67,7 +68,7 @@ def main(argv) -> int:
     log(args)
 
     def open_model():
-        return arguments.load(args, max_seqs=args.parallel, cache_tokens=args.cache_tokens, prefix_cache=not args.no_prefix_cache,
+        return arguments.load(args, max_seqs=args.parallel, cache_tokens=args.cache_tokens, prefix_cache=not args.no_prefix_cache, prefix_file=args.prefix_file,
                               speculate=None if args.speculate == "off" else args.speculate, max_queue=args.max_queue)
 
     return serve(open_model, settings, port=args.port, unix_socket=args.unix_socket, socket_mode=args.socket_mode,
