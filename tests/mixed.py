@@ -28,7 +28,7 @@ def requests(n, seed=1, cancelled=0.15):
         body = {"model": "default", "seed": rng.randrange(1 << 31), "temperature": rng.choice([0, 0.8]),
                 "stream": rng.random() < 0.5, "priority": rng.choice([0, 0, 1])}
         if kind == "short":
-            body.update(prompt=f"{i}. {rng.choice(PROMPTS)}", max_tokens=rng.randrange(4, 48))
+            body.update(prompt=f"{i}. {rng.choice(PROMPTS)}", max_tokens=rng.choice([6, 24, 64, 192]))
         elif kind == "long":         # a common beginning of any length, then a text of its own
             text = " ".join(" ".join(PASSAGES).split()[:rng.randrange(100, 700)])
             body.update(prompt=f"{text}\n\n{i}. {rng.choice(PROMPTS)}", max_tokens=rng.randrange(4, 24))
@@ -37,7 +37,7 @@ def requests(n, seed=1, cancelled=0.15):
                      {"role": "user", "content": f"{rng.choice(PROMPTS)} ({i % 7})"}]
             if rng.random() < 0.4:
                 turns += [{"role": "assistant", "content": "I see."}, {"role": "user", "content": "Say more."}]
-            body.update(messages=turns, max_tokens=rng.randrange(4, 48))
+            body.update(messages=turns, max_tokens=rng.choice([6, 24, 64, 192]))
         else:
             body.update(messages=[{"role": "user", "content": f"Describe pet number {i} as JSON with name, age and kind."}],
                         max_tokens=96, response_format={"type": "json_schema", "json_schema": {"name": "pet", "strict": True, "schema": SCHEMA}})

@@ -25,16 +25,16 @@ CAMPAIGN = bool(os.environ.get("PYENGINE_CAMPAIGN"))
 N = 500 if CAMPAIGN else int(os.environ.get("N_MIXED", 60))
 CONTEXT = 2048
 
-# What must not matter, and what does: the type of the cache. A whole context is 32 pages of 64; 40 and 48 pages force preemption.
+# What must not matter, and what does: the type of the cache. A whole context is 32 pages of 64; a pool of 33 forces preemption.
 SETTINGS = {
     "f16": [],
-    "f16, small pool": ["--cache-tokens", "2560", "--speculate", "off"],
-    "f16, small pool, no prefix cache": ["--cache-tokens", "2560", "--no-prefix-cache"],
+    "f16, small pool": ["--cache-tokens", "2112", "--speculate", "off"],
+    "f16, small pool, no prefix cache": ["--cache-tokens", "2112", "--no-prefix-cache"],
     "f16, no prefix cache, no speculation": ["--no-prefix-cache", "--speculate", "off"],
     "q8_0": ["-ctk", "q8_0"],
-    "q8_0, small pool": ["-ctk", "q8_0", "--cache-tokens", "3072"],
-    "q8_0, small pool, no prefix cache, no speculation": ["-ctk", "q8_0", "--cache-tokens", "2560", "--no-prefix-cache", "--speculate", "off"],
-    "q4_0, small pool": ["-ctk", "q4_0", "--cache-tokens", "2560"],
+    "q8_0, small pool": ["-ctk", "q8_0", "--cache-tokens", "2112"],
+    "q8_0, small pool, no prefix cache, no speculation": ["-ctk", "q8_0", "--cache-tokens", "2112", "--no-prefix-cache", "--speculate", "off"],
+    "q4_0, small pool": ["-ctk", "q4_0", "--cache-tokens", "2112"],
 }
 OFTEN = ("f16", "f16, small pool", "q8_0, small pool")      # those of the normal long run
 
