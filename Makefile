@@ -10,7 +10,7 @@ PROMPT  ?= Explain in one sentence why the sky is blue.
 SOURCES := setup.py $(wildcard csrc/*.c csrc/*.h)
 
 .NOTPARALLEL:
-.PHONY: all run test test-long test-arm bench check check-tests check-threads check-fuzz check-oracle models wheels clean
+.PHONY: all run test test-long test-arm bench check check-tests check-threads check-fuzz check-oracle check-serve models wheels clean
 all: $(VENV)/.native
 
 run: $(VENV)/.native
@@ -86,7 +86,7 @@ CHECK     := build/check
 SANITIZE  := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1
 CHECK_SRC := $(wildcard setup.py pyproject.toml Makefile README.md csrc pyengine models tests tools bench docs)
 
-check: check-tests check-threads check-fuzz check-oracle
+check: check-tests check-threads check-fuzz check-oracle check-serve
 
 check-tests: $(VENV)/.test models
 	rm -rf $(CHECK) && mkdir -p $(CHECK)
@@ -107,6 +107,10 @@ check-threads:
 # Both models beside llama.cpp at full length.
 check-oracle: $(VENV)/.test $(VENV)/.native models
 	PYENGINE_CAMPAIGN=1 $(BIN)/python -m pytest -s -m "long or campaign" tests/test_oracle_real.py tests/test_one_answer.py tests/test_faults_load.py
+
+# 500 mixed requests under every setting, each compared with itself alone; 20,000 requests made up from the server's description.
+check-serve: $(VENV)/.test $(VENV)/.native models
+	PYENGINE_CAMPAIGN=1 $(BIN)/python -m pytest -s -m "long or campaign" tests/test_serve_mixed.py tests/test_serve_schemathesis.py
 
 check-fuzz: $(VENV)/.test
 	bash tools/fuzz.sh

@@ -22,7 +22,7 @@ import mixed
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CAMPAIGN = bool(os.environ.get("PYENGINE_CAMPAIGN"))
-N = 500 if CAMPAIGN else int(os.environ.get("N_MIXED", 60))
+N = 500 if CAMPAIGN else 60
 CONTEXT = 2048
 
 # What must not matter, and what does: the type of the cache. A whole context is 32 pages of 64; a pool of 33 forces preemption.
