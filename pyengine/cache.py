@@ -28,12 +28,13 @@ class Table:
     """The pages of one sequence. pages[g][j] is the page of group g that holds
     positions PAGE*j .. PAGE*j + PAGE-1, or GONE where no later position can see it."""
 
-    __slots__ = ("pages", "first", "copies", "node", "root")
+    __slots__ = ("pages", "first", "copies", "node", "root", "matched")
 
     def __init__(self, n_groups: int):
         self.pages = tuple([] for _ in range(n_groups))
         self.first = [0] * n_groups      # entries below this index are GONE
         self.copies = []                 # (group, source, target) that no step has made yet
+        self.matched = ()                # the index's entries that match() gave, until they are put to use
         self.node = self.root = None     # the index's entry of the last full page published or matched, and its namespace
 
 
@@ -121,6 +122,9 @@ class Cache:
                 return None
             self._give_up(table, start // PAGE, shared)
             missing = self.missing(table, start, end)
+        for node in table.matched:       # a hit is one that somebody goes on from, not each look at the queue's head
+            node.hits += 1
+        table.matched = ()
         shared = self._shared(table, start)
         for g, m in enumerate(missing):
             if not m:
@@ -185,6 +189,7 @@ class Cache:
             pages.clear()
             table.first[g] = 0
         table.node = table.root = None
+        table.matched = ()
 
     def fork(self, table: Table, n: int) -> Table:
         """A table that shares the pages of the positions below n that position n can see."""
@@ -226,8 +231,7 @@ class Cache:
                     table.pages[g].append(node.pages[g])
                     if window:
                         node.seen = True
-            for node in path:
-                node.hits += 1
+            table.matched = path
             table.node = path[n // PAGE - 1] if n >= PAGE else table.root
         return n
 

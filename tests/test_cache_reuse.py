@@ -238,6 +238,19 @@ def test_a_prefix_that_is_used_outlives_prompts_that_come_once():
     assert serve(cache, stem) == 0
 
 
+def test_only_who_goes_on_from_a_prefix_counts():
+    cache = Cache([0], [40])
+    serve(cache, ids(200))
+    hits = lambda: [node.hits for node, _ in cache._index.path("", ids(200))]
+    for _ in range(5):
+        table = cache.table()
+        assert cache.match(table, ids(200) + [0], 200, "") == 200
+        cache.release(table)             # no seat was free
+    assert hits() == [0] * 4
+    assert serve(cache, ids(128) + [0]) == 128
+    assert hits() == [1, 1, 0, 0]
+
+
 def test_a_flood_under_one_key_pays_with_its_own():
     cache = Cache([0], [100])
     theirs = [ids(128, 1000 * i) for i in range(20)]     # 40 pages
