@@ -14,7 +14,7 @@ import weakref
 from . import machine, plan
 from .cache import PAGE, pages_for
 from .errors import MemoryBudgetError, RequestError
-from .gguf import TENSOR_TYPES
+from .gguf import GGUF, TENSOR_TYPES
 from .native import ffi
 
 # Left alone: the interpreter grows by its tokenizer, templates and answers (15 MB with 262,144 tokens of vocabulary), and
@@ -231,6 +231,15 @@ def quantizations(gguf) -> list:
         if total < whole:
             out.append((name, total))
     return sorted(out, key=lambda x: -x[1])
+
+
+def room_for_weights(path, free) -> None:
+    """mmap=False reads the file into private memory: refused before the first byte is."""
+    with GGUF(path) as gguf:
+        need = sum(f.size for f in gguf.files)
+    if free is not None and need > usable(free):
+        raise MemoryBudgetError(f"mmap=False needs {size(need)} for the weights, and of {size(free)} available {size(usable(free))} "
+                                f"may be used; mmap=True uses the file where it lies")
 
 
 # ---- what this process has promised itself ------------------------------------------------------

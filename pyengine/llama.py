@@ -17,7 +17,7 @@ import warnings
 import weakref
 
 from . import fit, machine, tune as tuning
-from .errors import ContextError, MemoryBudgetError, RequestError, TemplateError
+from .errors import ContextError, RequestError, TemplateError
 from .gguf import GGUF
 from .request import CONSTRAINTS, ids, is_int, options as checked, takes_options, whole
 
@@ -74,7 +74,7 @@ class Llama:
         self.model_path = find(model_path)
         if not mmap:
             self._free = fit.free()
-            _room_for_weights(self.model_path, self._free)
+            fit.room_for_weights(self.model_path, self._free)
         self._gguf, small = GGUF(self.model_path, mmap=mmap), None
         try:
             if mmap:                 # a map takes address space, which `ulimit -v` and 32 bits limit
@@ -488,15 +488,6 @@ def _read_ahead(files) -> None:
     if available is None or sum(f.size for f in files) <= available // 2:
         for f in files:
             f.read_ahead()
-
-
-def _room_for_weights(path, free) -> None:
-    """mmap=False reads the file into private memory: refused before the first byte is."""
-    with GGUF(path) as gguf:
-        need = sum(f.size for f in gguf.files)
-    if free is not None and need > fit.usable(free):
-        raise MemoryBudgetError(f"mmap=False needs {fit.size(need)} for the weights, and of {fit.size(free)} available {fit.size(fit.usable(free))} "
-                                f"may be used; mmap=True uses the file where it lies")
 
 
 def _proposer(speculate):
