@@ -6,6 +6,7 @@ documents and not a compiler. Imports errors and pattern; may be imported by gra
 """
 import json
 import math
+from urllib.parse import unquote
 
 from .errors import GrammarError, quoted
 from .pattern import UNWRITTEN, translated
@@ -80,7 +81,7 @@ def depth(text: str) -> int:
 
 def check(root: dict, param: str = "json_schema") -> None:
     """Walks all subschemas; takes out what means nothing, translates patterns, refuses what cannot be honoured."""
-    n_refs, multiple = 0, 1
+    n_refs, multiple, nodes = 0, 1, {}
     todo = [(root, "#")]
     while todo:
         node, path = todo.pop()
@@ -88,11 +89,12 @@ def check(root: dict, param: str = "json_schema") -> None:
             continue
         if not isinstance(node, dict):
             raise fail(f"found {type(node).__name__}, expected a schema", path, param)
+        nodes[id(node)] = node, path
         if node.get("uniqueItems") is False:
             del node["uniqueItems"]
         for word, value in node.items():
             at = f"{path}/{word}"
-            if word in ("const", "enum", "properties", "required") and (bad := _control(list(value) if word == "properties" else value)) is not None:
+            if word in ("const", "enum", "properties", "required") and (bad := _control(value, word == "properties")) is not None:
                 raise fail(f"{quoted(bad, 60)} has a control character other than \\n \\r \\t", at, param)
             if word in _ONE:
                 many = isinstance(value, list) and word == "items"       # drafts before 2020-12
@@ -112,8 +114,10 @@ def check(root: dict, param: str = "json_schema") -> None:
         if isinstance(node.get("pattern"), str):
             node["pattern"] = _pattern(node["pattern"], f"{path}/pattern", param)
         if "patternProperties" in node:
-            node["patternProperties"] = {_pattern(name, f"{path}/patternProperties", param): v
-                                         for name, v in node["patternProperties"].items()}
+            names = {_pattern(name, f"{path}/patternProperties", param): v for name, v in node["patternProperties"].items()}
+            if len(names) < len(node["patternProperties"]):
+                raise fail("two patterns are the same", f"{path}/patternProperties", param)
+            node["patternProperties"] = names
         if "$ref" in node:
             n_refs += 1
             if n_refs > MAX_REFS:
@@ -124,6 +128,67 @@ def check(root: dict, param: str = "json_schema") -> None:
                 raise fail(f"multipleOf {quoted(node['multipleOf'], 40)}: the least common multiple of all is more than {MAX_MULTIPLE} "
                            f"units of the last digit", path, param)
         _check_count(node, path, param)
+    endless = nodes.keys() - _ending(root, nodes)
+    if id(root) in endless:
+        raise fail("needs itself without end: no finite document satisfies it", nodes[min(endless, key=lambda k: len(nodes[k][1]))][1], param)
+
+
+def _ending(root: dict, nodes: dict) -> set:
+    """Keys of the nodes that some finite document satisfies, as far as required names, items and references say. A node is
+    looked at again when one that it needs has an end."""
+    if any("$id" in node for node, path in nodes.values() if path != "#"):
+        return set(nodes)                            # references may begin elsewhere than at the root
+
+    def ends(x) -> bool:
+        return id(x) in ending or id(x) not in nodes
+
+    def document_ends(node) -> bool:
+        types = node.get("type")
+        types = types if isinstance(types, list) else [types]
+        if "const" in node or "enum" in node or any(t not in ("object", "array") for t in types):
+            return True                              # None: no type is asked for, so any number will do
+        properties, prefix, least = node.get("properties", {}), node.get("prefixItems", []), node.get("minItems", 0)
+        required = node.get("required", [])
+        if "object" in types and (not isinstance(required, list) or all(ends(properties.get(n)) for n in required if isinstance(n, str))):
+            return True
+        if "array" not in types or not isinstance(least, int):
+            return "array" in types
+        return all(map(ends, prefix[:least])) and (least <= len(prefix) or ends(node.get("items")))
+
+    def node_ends(node) -> bool:
+        return (("$ref" not in node or ends(_target(root, node["$ref"]))) and all(map(ends, node.get("allOf", ())))
+                and all(any(map(ends, node[word])) for word in ("anyOf", "oneOf") if node.get(word)) and document_ends(node))
+
+    users = {}
+    for key, (node, _) in nodes.items():
+        needs = [_target(root, node["$ref"])] if "$ref" in node else []
+        for word in ("allOf", "anyOf", "oneOf", "prefixItems"):
+            needs += node.get(word, ())
+        for x in (*needs, *node.get("properties", {}).values(), node.get("items")):
+            users.setdefault(id(x), []).append(key)
+    ending, todo = set(), list(nodes)
+    while todo:
+        key = todo.pop()
+        if key not in ending and node_ends(nodes[key][0]):
+            ending.add(key)
+            todo.extend(users.get(key, ()))
+    return ending
+
+
+def _target(root, reference):
+    """What "#/..." points to; None for anything else."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    at = root
+    for part in unquote(reference[1:]).split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(at, list) and part.isdecimal() and int(part[:9]) < len(at):
+            at = at[int(part[:9])]
+        elif isinstance(at, dict) and part in at:
+            at = at[part]
+        else:
+            return None
+    return at if reference == "#" or reference.startswith("#/") else None
 
 
 def _pattern(text: str, path: str, param: str) -> str:
@@ -148,9 +213,9 @@ def _check_count(node: dict, path: str, param: str) -> None:
 _UNWRITTEN = frozenset(map(chr, UNWRITTEN))
 
 
-def _control(value):
+def _control(value, names_only: bool):
     """A string in a JSON value that cannot be written, or None."""
-    todo = [value]
+    todo = list(value) if names_only and isinstance(value, dict) else [value]
     while todo:
         v = todo.pop()
         if isinstance(v, str) and not _UNWRITTEN.isdisjoint(v):

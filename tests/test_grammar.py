@@ -1,5 +1,6 @@
 """grammar.py, schema.py and pattern.py without an engine: what a mask lets through follows the grammar, what cannot
 be honoured is refused by name, and what is hostile is refused within bounds."""
+import contextlib
 import json
 import re
 import subprocess
@@ -7,6 +8,8 @@ import sys
 import threading
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from grammars import ARITHMETIC, PERSON, REGEXES, SCHEMAS, Walk
 
 from pyengine import tokenizer as tokenizers
@@ -131,7 +134,8 @@ def test_is_not_let_through(grammars, tokenizer, schema, text):
     ({"type": "object"}, '{\n  "a": [1, 2],\n  "b": {}\n}'), ({"type": "object"}, '{"a":1}'), ({"type": "string", "maxLength": 1}, '"\U0001f600"'),
     ({"type": "array", "uniqueItems": False}, "[1,1]"), (True, "3"), ('{"type": "null"}', "null"), ({}, '{"a": null}'),
     ({"$ref": "#/$defs/a%25b~1c", "$defs": {"a%b/c": {"const": 1}}}, "1"), ({"type": "string", "minLength": 1, "maxLength": 2000}, '"a"'),
-    ({"type": "array", "items": {"type": "integer"}, "minItems": 3}, "[1,2,3]"),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 3}, "[1,2,3]"), ({"type": "array", "items": {"$ref": "#"}}, "[[],[[]]]"),
+    ({"type": "object", "properties": {"x": {"$ref": "#"}}}, '{"x":{"x":{}}}'), ({"type": ["object", "null"], "properties": {"x": {"$ref": "#"}}, "required": ["x"]}, '{"x":null}'),
 ])
 def test_is_let_through(grammars, tokenizer, schema, text):
     assert accepts(grammars, tokenizer, "json_schema", schema, text)
@@ -221,8 +225,12 @@ REFUSED = [
     ("json_schema", {"if": {}, "then": {}}, "'if'"), ("json_schema", {"contains": {}}, "contains"), ("json_schema", {"minLenght": 3}, "minLenght"),
     ("json_schema", {"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"), ("json_schema", {"type": "strin"}, "strin"),
     ("json_schema", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"), ("json_schema", {"type": "string", "format": "nonsense"}, "nonsense"),
-    ("json_schema", {"$ref": "#/$defs/x"}, r"\$defs/x"), ("json_schema", {"$ref": "http://example.com/x"}, "example.com"), ("json_schema", {"$ref": "#"}, "no text"),
-    ("json_schema", {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "no text"),
+    ("json_schema", {"$ref": "#/$defs/x"}, r"\$defs/x"), ("json_schema", {"$ref": "http://example.com/x"}, "example.com"), ("json_schema", {"$ref": "#"}, "without end"),
+    ("json_schema", {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "without end"),
+    ("json_schema", {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}, "without end"),
+    ("json_schema", {"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "without end"),
+    ("json_schema", {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/b"}}, "required": ["b"]},
+                                                    "b": {"type": "array", "prefixItems": [{"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}], "minItems": 1}}}, "without end"),
     ("json_schema", False, "false"), ("json_schema", {"enum": []}, "empty"), ("json_schema", {"minimum": 5, "maximum": 3, "type": "integer"}, "greater than"),
     ("json_schema", {"properties": {"foo": "bar"}}, "#/properties/foo.*str"), ("json_schema", {"properties": ["a"]}, "#/properties"), ("json_schema", {"allOf": {}}, "#/allOf"),
     ("json_schema", "{", "not JSON"), ("json_schema", '{"type":"object","type":"string"}', "'type'.*twice"), ("json_schema", '{"minimum": NaN}', "NaN"),
@@ -245,6 +253,11 @@ def test_is_refused_by_name(grammars, param, value, message):
     with pytest.raises(GrammarError, match=message) as e:
         grammars.constraint(param, value)
     assert e.value.param == param and param in str(e.value) and len(str(e.value)) < 700
+
+
+WORDS = ["type", "properties", "required", "items", "prefixItems", "minItems", "maxItems", "allOf", "anyOf", "oneOf", "$ref", "$defs", "enum", "const", "pattern", "patternProperties",
+         "additionalProperties", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "multipleOf", "format", "uniqueItems", "$id", "$schema", "$anchor", "minProperties", "maxProperties",
+         "title", "a", "b"]
 
 
 def nested(n):
@@ -302,6 +315,33 @@ def test_costly_grammars_work_or_end_with_an_error(grammars, walk, name):
         walk.run(grammars.constraint(*COSTLY[name]), 1, most=60)
     except GrammarError as e:
         assert COSTLY[name][0] in str(e)
+
+
+JUNK = st.recursive(st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text("a$#/^[\\\\x01\u00e9", max_size=4) | st.sampled_from(["object", "array", "string", "#", "#/allOf/0", "#/$defs/a"]),
+                    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(WORDS), x, max_size=4), max_leaves=12)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from(WORDS), JUNK, max_size=5))
+def test_any_json_is_a_schema_or_an_error(grammars, walk, schema):
+    try:
+        c = grammars.constraint("json_schema", schema)
+        text, done = walk.run(c, 1, most=30)
+    except GrammarError:
+        return
+    if done and not any(re.search(rf'"{word}"', json.dumps(schema)) for word in ("$id", "$ref", "$schema", "$anchor", "pattern", "patternProperties", "exclusiveMinimum", "exclusiveMaximum")):
+        with contextlib.suppress(jsonschema.exceptions.SchemaError):
+            jsonschema.Draft202012Validator.check_schema(schema)
+            jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["regex", "lark", "grammar"]), st.text("ab()[]{}|*+?^$.\\\\-,0\"/:=%\n \u00e9~&!<>", max_size=20), st.sampled_from(["", "start: ", "root ::= "]))
+def test_any_text_is_a_grammar_or_an_error(grammars, walk, param, text, before):
+    try:
+        walk.run(grammars.constraint(param, before + text), 1, most=10)
+    except GrammarError as e:
+        assert e.param == param
 
 
 def test_small_stacks_are_enough():

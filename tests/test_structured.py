@@ -16,7 +16,7 @@ ASK = [{"role": "user", "content": "Answer with one short JSON value about a red
 
 @pytest.fixture(scope="module")
 def llm(real_model):
-    with Llama(real_model("smollm2"), n_ctx=2048, max_seqs=8) as llm:
+    with Llama(real_model("smollm2"), n_ctx=2048, max_seqs=8, speculate=None) as llm:
         yield llm
 
 
@@ -87,7 +87,7 @@ def test_lark(llm):
 # ---- one answer -----------------------------------------------------------------------------
 
 def test_the_same_in_any_company(llm, real_model):
-    """Alone, as a choice of several, in a batch with others, without the cache, on one thread."""
+    """Alone, as a choice of several, in a batch with others, without the cache, on one thread, with guesses."""
     how = dict(json_schema=PERSON, temperature=0.9, seed=21, max_tokens=80)
     alone = llm.chat(ASK, **how)
     assert llm.chat(ASK, n=3, **how)[0].tokens == alone.tokens
@@ -97,7 +97,7 @@ def test_the_same_in_any_company(llm, real_model):
         job.cancel()
         job.ended.wait()
     assert again.tokens == alone.tokens and again.text == alone.text
-    with Llama(real_model("smollm2"), n_ctx=512, n_threads=1, n_batch=16, max_seqs=2, prefix_cache=False) as other:
+    with Llama(real_model("smollm2"), n_ctx=512, n_threads=1, n_batch=16, max_seqs=2, prefix_cache=False, speculate="lookup") as other:
         assert other.chat(ASK, **how).tokens == alone.tokens
     assert "".join(llm.chat(ASK, stream=True, **how)) == alone.text
 
