@@ -226,9 +226,13 @@ class Answer:
         return self.result().__await__()
 
     async def result(self):
-        while await self._more():
-            pass
-        return self.job.result
+        # Nothing is taken before the end, so the engine's thread rings twice, not for every token.
+        while not self.job.ended.is_set():
+            self._event.clear()
+            if not self.job.ended.is_set():
+                await self._news()
+        self._take()
+        return self._end()
 
     def take(self) -> list:
         """The pieces that are there now, without waiting."""
@@ -249,16 +253,23 @@ class Answer:
             if self._take():
                 return True
             if ended:
-                self._finish()
-                if self.job.error is not None:
-                    raise self.job.error
+                self._end()
                 return False
-            try:
-                await self._event.wait()
-            except asyncio.CancelledError:
-                self.job.cancel()
-                self._finish()
-                raise
+            await self._news()
+
+    async def _news(self) -> None:
+        try:
+            await self._event.wait()
+        except asyncio.CancelledError:
+            self.job.cancel()
+            self._finish()
+            raise
+
+    def _end(self):
+        self._finish()
+        if self.job.error is not None:
+            raise self.job.error
+        return self.job.result
 
     def _take(self) -> bool:
         new = self.job.take()
@@ -342,6 +353,14 @@ async def gather(answers) -> list:
 
 async def merged(answers):
     """(i, piece) of answers[i] as they come, and (i, None) when it has ended. An error ends the others."""
+    if len(answers) == 1:            # no task for each piece
+        try:
+            async for piece in answers[0]:
+                yield 0, piece
+            yield 0, None
+        finally:
+            answers[0].cancel()      # of no effect at its end
+        return
     tasks = {asyncio.ensure_future(answer._more()): i for i, answer in enumerate(answers)}
     try:
         while tasks:

@@ -119,6 +119,20 @@ def test_merged_choices(model):
     assert whole == [c.text for c in model.generate([[5, 6], [7]], n=2, max_tokens=15, seed=3, ignore_eos=True)]
 
 
+def test_merged_of_one_ends_when_it_is_left(model):
+    async def leave():
+        answers = await AsyncLlama(model).start([[5, 6]], max_tokens=15, seed=3, ignore_eos=True)
+        out = [item async for item in merged(answers)]
+        text = "".join(piece.text for _, piece in out[:-1])
+        assert out[-1] == (0, None) and text == (await answers[0]).text
+        left = merged(await AsyncLlama(model).start([[5, 6]], **ENDLESS))
+        assert (await left.__anext__())[0] == 0
+        await left.aclose()
+        await idle(model)
+
+    run(leave())
+
+
 def test_text_and_tokens(model):
     async def both():
         llm = AsyncLlama(model)
