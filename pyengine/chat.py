@@ -11,7 +11,7 @@ MAX_MESSAGES = 20_000
 _MAX_DEPTH = 64
 _MAX_NODES = 1_000_000
 _ROLE = re.compile(r"[\w .:-]{1,64}")
-_RESERVED = frozenset(("messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception",
+RESERVED = frozenset(("messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception",
                        "strftime_now", "range", "dict", "namespace"))
 # Reasoning marks in an assistant's earlier words are that model's own; templates look for them to cut it out.
 _THINKING = ("<think>", "</think>", "<thinking>", "</thinking>", "[THINK]", "[/THINK]", "<seed:think>",
@@ -159,7 +159,7 @@ def _checked(messages, variables):
         _check_content(message.get("content"), f"{where}.content")
         out.append(copier.copy(message, where, 0))
     for name in variables:
-        if name in _RESERVED:
+        if name in RESERVED:
             raise RequestError(f"{name}: a name that templates use for something else", param=name)
     return out, {name: copier.copy(value, name, 0) for name, value in variables.items()}
 

@@ -50,7 +50,7 @@ ALLOWED = {
     "session": {"statefile", "request"},
     "llama": {"session", "draft", "speculate", "request", "grammar", "choose", "fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
     "aio": {"llama"},
-    "serve": {"aio", "llama", "request", "sampling", "__init__"},
+    "serve": {"aio", "llama", "request", "sampling", "__init__", "chat"},
     "compat": {"llama", "grammar", "gguf", "tokenizer", "chat", "sampling", "native", "machine"},
     "cli": {"serve", "llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }

@@ -353,7 +353,7 @@ def test_42_nothing_of_a_stop_string_is_sent(smollm2_server, complete):
     assert complete(stop=["H", "F G H", "G"], max_tokens=20)["choices"][0]["stop_reason"] == "G"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_f105_18_pieces_of_a_stream_are_whole_characters(smollm2_server, seed):
     """At this temperature half characters are drawn all the time."""
     body = {"prompt": "歪🦙é", "temperature": 2.5, "seed": seed, "max_tokens": 40}
@@ -414,8 +414,8 @@ def test_56_57_every_field_of_sampling_has_an_effect(complete, body):
     assert (text(complete(**without)) == text(complete(**body))) == same
 
 
-@pytest.mark.parametrize("off", [{"top_p": 1.0}, {"min_p": 0.0}, {"typical_p": 1.0}, {"top_k": 0}, {"top_k": -1}])
-@pytest.mark.parametrize("on", [{"top_p": 0.05}, {"min_p": 0.9}, {"typical_p": 0.05}, {"top_k": 2}])
+@pytest.mark.parametrize("off, on", [({"top_p": 1.0}, {"top_p": 0.05}), ({"min_p": 0.0}, {"min_p": 0.9}), ({"typical_p": 1.0}, {"typical_p": 0.05}), ({"top_k": 0}, {"top_k": 2}),
+                                     ({"top_k": -1}, {"top_k": 2})])
 def test_56_the_nets_of_sampling_have_an_effect(complete, off, on):
     hot = {"prompt": "Once", "temperature": 2.0, "seed": 11, "max_tokens": 12}
     assert text(complete(**hot, **off)) == text(complete(**hot)) != text(complete(**hot, **on))

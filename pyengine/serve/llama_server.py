@@ -10,7 +10,7 @@ from ..request import ids as checked_ids
 from . import answers as a, rows
 from .exchange import Events, HTTPError
 from .fields import FLAG, OBJECT, TEXT, Either, Field, List, Object, Table, Text, Whole, takes
-from .openai import MESSAGE, harmless, messages
+from .openai import MESSAGE, harmless, messages, template_variables
 
 OFF = "not supported; only the value that switches it off passes"
 WITHOUT = "is of no effect without what it belongs to"
@@ -250,8 +250,9 @@ async def detokenize(server, ctx, values):
 @takes(APPLY_TEMPLATE)
 async def apply_template(server, ctx, values):
     llama = server.llm.llama
-    given = messages(values["messages"], llama.chat_template or "")
-    return {"prompt": await server.work(llama.chat_text, given, values.get("chat_template_kwargs"), values["add_generation_prompt"])}
+    template = llama.chat_template or ""
+    given, variables = messages(values["messages"], template), template_variables(values, template)
+    return {"prompt": await server.work(llama.chat_text, given, variables, values["add_generation_prompt"])}
 
 
 # ---- what the server is and does ------------------------------------------------------------------

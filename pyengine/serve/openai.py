@@ -8,10 +8,11 @@ import re
 import time
 
 from ..aio import gather, merged
+from ..chat import RESERVED
 from ..errors import RequestError, UnsupportedError
 from . import answers as a, echo, rows
 from .exchange import Events, HTTPError
-from .fields import ANYTHING, FLAG, OBJECT, TEXT, Choice, Either, Field, List, Object, Table, Text, Whole, takes
+from .fields import ANYTHING, FLAG, OBJECT, TEXT, Choice, Either, Field, List, Object, Table, Text, Whole, takes, wrong
 
 LATER = "not supported by this server yet"
 
@@ -346,11 +347,7 @@ def _call(call: dict) -> dict:
 
 def _chat_prompt(llama, values) -> list:
     template = llama.chat_template or ""
-    variables = dict(values.get("chat_template_kwargs") or {})
-    for name in variables:
-        if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
-            raise RequestError(f"chat_template_kwargs.{name[:100]}: the model's template reads nothing of that name",
-                               param=f"chat_template_kwargs.{name[:100]}")
+    variables = template_variables(values, template)
     if "reasoning_effort" in values:
         if "reasoning_effort" not in template:
             raise RequestError("reasoning_effort: the model's template does not read it", param="reasoning_effort")
@@ -359,6 +356,16 @@ def _chat_prompt(llama, values) -> list:
         return llama.chat_tokens(messages(values["prompt"], template), variables)
     except UnsupportedError as e:
         raise HTTPError(400, str(e)) from e
+
+
+def template_variables(values, template: str) -> dict:
+    """chat_template_kwargs, if the template reads them and they are not what every template has."""
+    variables = dict(values.get("chat_template_kwargs") or {})
+    for name in variables:
+        where = f"chat_template_kwargs.{name[:100]}"
+        if name in RESERVED or not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
+            raise wrong(where, "a name that is not the request's to set" if name in RESERVED else "a name that the model's template does not read", "another")
+    return variables
 
 
 def _entry(e: dict) -> dict:
