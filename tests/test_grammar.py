@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from grammars import ARITHMETIC, PERSON, REGEXES, SCHEMAS, Walk
 
 from pyengine import tokenizer as tokenizers
-from pyengine.errors import GrammarError, UnsupportedError
+from pyengine.errors import GrammarError
 from pyengine.gguf import GGUF
 from pyengine.grammar import Grammars
 from pyengine.native import ffi
@@ -214,7 +214,7 @@ def test_masks_do_not_depend_on_the_cache(tokenizer, grammars, walk):
 
 def test_without_the_extra(tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(UnsupportedError, match=r"pip install pyengine-gguf\[grammar\]"):
+    with pytest.raises(GrammarError, match=r"pip install pyengine-gguf\[grammar\]"):
         Grammars(tokenizer, tokenizer.n_vocab).constraint("regex", "a")
 
 
