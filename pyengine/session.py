@@ -194,7 +194,7 @@ def _identity(llm) -> dict:
 def _write(llm, path, kind: str, extra: dict, key=None, tokens=None) -> int:
     thread = llm.engine_thread
     cache, program = thread.engine.cache, thread.engine.program
-    return statefile.write(path, kind, _identity(llm), extra, lambda: cache.entries(key, tokens), program.page, thread.call)
+    return statefile.write(path, kind, _identity(llm), extra, lambda: cache.entries(key, tokens), program, thread.call)
 
 
 def _adopt(llm, state) -> int:

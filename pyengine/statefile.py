@@ -51,16 +51,16 @@ def identity(gguf, program) -> dict:
 # ---- writing -------------------------------------------------------------------------
 
 
-def write(path, kind: str, own: dict, extra: dict, records, page, call) -> int:
+def write(path, kind: str, own: dict, extra: dict, records, program, call) -> int:
     """Writes a file and returns its size. records: as Cache.entries() gives them, asked for by records()
-    within call(function), which runs it between two steps; page(group, number): a block with views of its bytes, there too."""
+    within call(function), which runs it between two steps. Of a page that is filled in part only that part is written."""
     path = os.fspath(path)
     folder, base = os.path.split(os.path.abspath(path))
     fd, temporary = tempfile.mkstemp(prefix=f".{base}.", dir=folder)
     try:
         with os.fdopen(fd, "wb") as f:
             out = _Digested(f)
-            call(lambda: _body(out, {"kind": kind, **own, **extra}, list(records()), page))
+            call(lambda: _body(out, {"kind": kind, **own, **extra}, list(records()), program))
             f.write(out.digest.digest())
             f.flush()
             os.fsync(f.fileno())
@@ -82,7 +82,7 @@ class _Digested:
         self.f.write(data)
 
 
-def _body(out, header: dict, records, page) -> None:
+def _body(out, header: dict, records, program) -> None:
     keys = list(dict.fromkeys(key for _, key, _, _, _ in records))
     numbers = {key: i for i, key in enumerate(keys)}
     header["keys"] = keys
@@ -90,11 +90,14 @@ def _body(out, header: dict, records, page) -> None:
     text = json.dumps(header, separators=(",", ":")).encode()
     out.write(MAGIC + struct.pack("<Q", len(text)))
     out.write(text)
-    for _, _, _, pages, _ in records:
+    for _, _, tokens, pages, _ in records:
         for g, p in enumerate(pages):
             if p >= 0:
-                with page(g, p) as views:
+                with program.page(g, p) as views:
                     for view in views:
+                        if len(tokens) < PAGE:
+                            view = bytearray(view)
+                            program.blank(g, view, len(tokens))
                         out.write(view)
 
 

@@ -350,3 +350,18 @@ def test_saved_while_others_are_answered(models, tmp_path):
         after = s.generate(**SAMPLED).tokens
     with Llama(models("gemma3"), n_ctx=1024) as llm:
         assert llm.load_session(tmp_path / "s.kv").generate(**SAMPLED).tokens == after
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_holds_nothing_of_others(models, tmp_path, name, kv_type):
+    """Pages are taken from whoever had them: what is left behind the last token is another's, and stays out of the file."""
+    files = []
+    for before in (0, 7):                # the same session, in pages that other sequences filled with other things
+        with Llama(models(name), n_ctx=512, max_seqs=1, kv_type=kv_type) as llm:
+            for i in range(12):
+                llm.generate(prompt(480, before + 13 * i * (before > 0)), salt=f"other {i}", max_tokens=0)
+            llm.call(lambda: [llm.engine_thread.engine.cache.clear()])
+            llm.session(prompt(100)).save(tmp_path / f"{before}")
+        files.append((tmp_path / f"{before}").read_bytes())
+    assert files[0] == files[1]

@@ -304,6 +304,17 @@ class Program:
             for view in (*views, memory):
                 view.release()
 
+    def blank(self, group: int, layer, n: int) -> None:
+        """Makes positions from `n` on zero in a copy of a layer's page: what lies there is what another sequence left."""
+        g, kv_type = self.groups[group], KV_TYPES[self.kv_type][0]
+        k, v = lib.pe_kv_bytes(kv_type, g.dk), lib.pe_kv_bytes(kv_type, g.dv)
+        store = lib.pe_vops_all(ffi.new("int32_t *"))[0].kv_store[kv_type]
+        zero = ffi.new("float[]", max(g.dk, g.dv))
+        with ffi.from_buffer("uint8_t[]", layer, require_writable=True) as page:
+            for head in range(0, g.n_kv * (k + v), k + v):
+                for slot in range(n, PAGE):
+                    store(page + head, page + head + k, slot, zero, zero, g.dk, g.dv)
+
     def stop(self, on=True) -> None:
         """A running step ends early with StoppedError; stop(False) lets steps run again."""
         if self._prog is not None:
