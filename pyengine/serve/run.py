@@ -15,7 +15,6 @@ import socket
 import stat
 import sys
 import threading
-import time
 from collections import deque
 
 import h11
@@ -59,7 +58,7 @@ class Turnstile:
 class Connection(H11Protocol):
     """One connection. uvicorn's, with an end to all waiting (overdue) and errors that say which."""
 
-    _waits, _since = None, 0.0
+    _waits, _seconds = None, 0
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -100,9 +99,13 @@ class Connection(H11Protocol):
             self.flow.resume_reading()
             super().data_received(data)
 
-    def overdue(self, now: float) -> None:
-        """Called about once a second: ends the connection if it has waited too long for the same thing."""
+    def overdue(self) -> None:
+        """Called once a second: ends the connection if it has waited too long for the same thing. Seconds are counted by
+        calls: where this process did not get to run, its clients are not late."""
         conn = self.conn
+        if self._held:
+            self._waits = None
+            return                   # it is we who are late
         if self.transport.is_closing():
             what, limit = "a reader", self.config.write_seconds
         elif conn.their_state is h11.IDLE and (self.cycle is None or conn.trailing_data[0]):
@@ -114,8 +117,10 @@ class Connection(H11Protocol):
             return
         waits = (what, id(self.cycle))
         if waits != self._waits:
-            self._waits, self._since = waits, now
-        elif now - self._since >= limit:
+            self._waits, self._seconds = waits, 0
+            return
+        self._seconds += 1
+        if self._seconds >= limit:
             if what == "headers" and conn.trailing_data[0]:
                 self._refuse(408, f"the headers did not arrive within {HEADER_SECONDS} seconds")
                 self.transport.close()
@@ -180,9 +185,8 @@ class Uvicorn(uvicorn.Server):
 
     async def on_tick(self, counter):
         if counter % 10 == 0:
-            now = time.monotonic()
             for connection in list(self.server_state.connections):
-                connection.overdue(now)
+                connection.overdue()
         return await super().on_tick(counter) or self.app_server.failure is not None
 
     async def shutdown(self, sockets=None):
