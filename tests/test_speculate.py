@@ -397,7 +397,7 @@ def test_guesses_change_no_answer(path, params):
             assert run(e, requests(40, **params)) == answers, f"{name}, cached"
             e.close()
         e = engine(gguf, lookups(), max_seqs=10, max_wanted=40)       # so many that texts without a match are read now and then
-        assert run(e, requests(40, **params)) == answers and e.counters["proposed"] > 0
+        assert run(e, requests(40, **params)) == answers and (e.counters["proposed"] > 0 or "repeat_penalty" in params)
         e.close()
         for more in (dict(pages=1), dict(reuse=False), dict(max_tokens=9), dict(max_wanted=5), dict(max_seqs=1)):
             e = engine(gguf, Told(answers, 0.3), **more)
