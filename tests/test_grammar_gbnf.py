@@ -179,7 +179,8 @@ def test_random_grammars_mean_what_they_say(accepts, bodies):
     try:
         to_lark(grammar)
     except GrammarError as e:
-        assert "has no end" in str(e) and not any(want)
+        endless = str(e).split("'")[1]       # a rule that root reaches, perhaps in one alternative of several
+        assert "has no end" in str(e) and not any(len(t) in ends(rules, t)[endless, 0] for t in texts)
         return
     for text, w in zip(texts, want):
         assert accepts(grammar, text) == w, (grammar, text)
