@@ -321,7 +321,7 @@ JUNK = st.recursive(st.none() | st.booleans() | st.integers(-3, 3) | st.floats(a
                     lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(WORDS), x, max_size=4), max_leaves=12)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(WORDS), JUNK, max_size=5))
 def test_any_json_is_a_schema_or_an_error(grammars, walk, schema):
     try:
@@ -335,7 +335,7 @@ def test_any_json_is_a_schema_or_an_error(grammars, walk, schema):
             jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["regex", "lark", "grammar"]), st.text("ab()[]{}|*+?^$.\\\\-,0\"/:=%\n \u00e9~&!<>", max_size=20), st.sampled_from(["", "start: ", "root ::= "]))
 def test_any_text_is_a_grammar_or_an_error(grammars, walk, param, text, before):
     try:
