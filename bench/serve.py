@@ -39,12 +39,11 @@ import sys
 import tempfile
 import time
 
+import machine_facts
+import report
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path[:0] = [str(HERE)]
-
-import machine_facts  # noqa: E402
-import report  # noqa: E402
 
 # Of the peer: name -> (flash attention, repacked weights, one KV buffer). "auto" is what llama-server chooses.
 PEER_SETTINGS = {"fa": (1, True, False), "plain": (0, True, False), "fa+unified": (1, True, True), "fa+norepack": (1, False, False)}

@@ -20,10 +20,11 @@ INLINE vf finish(int T, vf acc, vi isum, vf d, vf m, vf da, vf asum) {
 
 /* ---- one and few tokens ----------------------------------------------------------------- */
 
-/* Measured with 2 threads and 60 MB of weights, few against many rows, GMAC/s: Q4_0 with 3 tokens
- * 95 : 95 (8 lanes) and 116 : 102 (16), with 4 tokens 111 : 124 and 129 : 135; Q8_0 86 : 84 and
- * 88 : 77, then 97 : 103 and 106 : 103. */
-enum { MOST_FEW = 3 };
+/* A step of Llama-1B (weights in memory; 2 threads; AVX-512), few against many rows, ms: Q8_0 with 4 tokens 52 : 86, 6: 56 : 93,
+ * 8: 67 : 97; Q4_0 41 : 54, 49 : 62, 56 : 66. SmolLM2 Q4_1 (weights in cache) 6.7 : 7.1, 8.8 : 9.1, 10.6 : 10.3. Few rows read in
+ * streams far apart; a panel's rows are neighbours, and read so by pairs of streams it gains for Q8_0 only (16 tokens 107 : 123).
+ * Eight lanes have half the registers. */
+enum { MOST_FEW = 8 };
 
 INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l) {
   vf acc[MOST_FEW];
@@ -146,14 +147,23 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
 /* ---- the table -------------------------------------------------------------------------- */
 
 #define GROUP static __attribute__((noinline)) void
+#define FEW(T, name, NT) \
+  GROUP few##NT##_##name##_group(const pe_mm *a, const pe_lanes *l) { few_group(T, NT, a, l); }
 #define TYPE(T, name)                                                                          \
-  GROUP one_##name##_group(const pe_mm *a, const pe_lanes *l) { few_group(T, 1, a, l); }       \
-  GROUP two_##name##_group(const pe_mm *a, const pe_lanes *l) { few_group(T, 2, a, l); }       \
-  GROUP three_##name##_group(const pe_mm *a, const pe_lanes *l) { few_group(T, 3, a, l); }     \
+  FEW(T, name, 1) FEW(T, name, 2) FEW(T, name, 3) FEW(T, name, 4)                              \
+  FEW(T, name, 5) FEW(T, name, 6) FEW(T, name, 7) FEW(T, name, 8)                              \
   GROUP many_##name##_group(const pe_mm *a, int64_t row, int64_t t0, int64_t t1) { many_group(T, a, row, t0, t1); } \
-  static void mm_##name##_one(const pe_mm *a) { pe_far_rows(a, one_##name##_group); }          \
+  static void mm_##name##_one(const pe_mm *a) { pe_far_rows(a, few1_##name##_group); }         \
   static void mm_##name##_few(const pe_mm *a) {                                                \
-    pe_far_rows(a, a->n == 2 ? two_##name##_group : three_##name##_group);                     \
+    switch (a->n) {                                                                            \
+      case 2: pe_far_rows(a, few2_##name##_group); break;                                      \
+      case 3: pe_far_rows(a, few3_##name##_group); break;                                      \
+      case 4: pe_far_rows(a, few4_##name##_group); break;                                      \
+      case 5: pe_far_rows(a, few5_##name##_group); break;                                      \
+      case 6: pe_far_rows(a, few6_##name##_group); break;                                      \
+      case 7: pe_far_rows(a, few7_##name##_group); break;                                      \
+      default: pe_far_rows(a, few8_##name##_group); break;                                     \
+    }                                                                                          \
   }                                                                                            \
   static void mm_##name##_many(const pe_mm *a) {                                               \
     for (int64_t t = 0; t < a->n; t += TOKENS)                                                 \

@@ -485,7 +485,7 @@ def test_values_outside_the_limits_are_refused_by_name(name, value):
 
 def test_values_at_the_limits_are_taken():
     for name, values in {"temperature": (0, 1e-6, 100, np.float32(0.5)), "top_p": (1e-300, 1), "min_p": (0, 1),
-                         "typical_p": (5e-324, 1), "repeat_penalty": (1e-30, 10), "presence_penalty": (-2, 2),
+                         "typical_p": (5e-324, 1), "repeat_penalty": (0.01, 10), "presence_penalty": (-2, 2),
                          "frequency_penalty": (-2, 2), "top_k": (-1, 0, 2**31 - 1, np.int64(5)),
                          "repeat_last_n": (-1, 0, 2**31 - 1), "logprobs": (None, 0, 20), "seed": (None, -1, 0, 2**64 - 1),
                          "logit_bias": (None, {}, [], {0: 0}, {99: -100}, {"099": 100}, {1: False})}.items():
