@@ -256,22 +256,22 @@ class Llama:
         """How likely a text (or ids) is after a prompt: a Score with logprob, tokens and logprobs (choose.py)."""
         from .choose import score
 
-        return score(self, prompt, continuation, priority=priority, key=key, salt=salt)
+        return score(self, prompt, continuation, **_checked(priority=priority, key=key, salt=salt))
 
     def choose(self, prompt, options, *, priority=0, key="", salt=""):
         """The likeliest of several texts (or lists of ids) after a prompt: a Choice with option, index, probabilities
         and scores. The prompt is computed once, the options in one batch. Of equals the first wins."""
         from .choose import choose
 
-        return choose(self, prompt, options, priority=priority, key=key, salt=salt)
+        return choose(self, prompt, options, **_checked(priority=priority, key=key, salt=salt))
 
     def start_prompt_logprobs(self, tokens, top=0, *, notify=None, priority=0, key="", salt="", deadline=None) -> tuple:
         """(a Job, a list): for each of a prompt's own tokens but the first its log probability and the `top` likeliest as
         (id, logprob); the list is whole when the Job has ended."""
         from .choose import prompt_logprobs
 
-        o = checked(dict(priority=priority, key=key, salt=salt, deadline=deadline))
-        return prompt_logprobs(self, self._prompt(list(tokens)), top, notify=notify, priority=o.priority, key=o.key, salt=o.salt, deadline=o.deadline)
+        how = _checked(priority=priority, key=key, salt=salt, deadline=deadline)
+        return prompt_logprobs(self, self._prompt(list(tokens)), top, notify=notify, **how)
 
     # ---- facts -------------------------------------------------------------------
 
@@ -462,6 +462,12 @@ class Llama:
         jobs = self.start(prompts, **options)
         out = [Stream(self._thread, job) for job in jobs] if stream else wait(self._thread, jobs)
         return out if several or len(jobs) > 1 else out[0]
+
+
+def _checked(**values) -> dict:
+    """These of the options, in their checked form."""
+    o = checked(values)
+    return {name: getattr(o, name) for name in values}
 
 
 def _close(thread, gguf) -> None:

@@ -99,6 +99,15 @@ def test_wrong_arguments(llm, prompt, options, message):
         llm.choose(prompt, options)
 
 
+@pytest.mark.parametrize("how", [dict(priority=7), dict(key=[]), dict(salt=[]), dict(salt=3)])
+def test_wrong_options_reach_no_engine(llm, how):
+    """A key that cannot be hashed would end the engine's thread, a salt everybody's requests."""
+    for call in (lambda: llm.choose(PROMPT, [" a", " b"], **how), lambda: llm.score(PROMPT, " a", **how), lambda: llm.start_prompt_logprobs([5, 6], **how)):
+        with pytest.raises(RequestError, match=next(iter(how))):
+            call()
+    assert llm.healthy and llm.score(PROMPT, " a", priority=1, key="k", salt="s").logprob < 0
+
+
 def test_what_does_not_fit(llm):
     n = llm.n_ctx - len(llm.tokenize(PROMPT, special=True))
     assert len(llm.score(PROMPT, [5] * (n + 1)).logprobs) == n + 1      # the last token is not computed
