@@ -195,6 +195,8 @@ class Engine:
         if running and all(s.left == 1 for s in running):
             room = min(scheduler.max_tokens, scheduler.max_wanted) - len(running)
             if room > 0:
+                for s in running:
+                    s.draft = []     # of a step that did not run
                 self.guesses.propose([s.owner for s in running], room)
 
     def _show(self, request: Request, chunk, logits, i: int) -> None:

@@ -479,6 +479,25 @@ def test_a_model_drafts_for_itself(path):
         e.close()
 
 
+def test_guesses_of_a_step_that_was_stopped_are_made_anew(path):
+    """Not beside the new ones: behind those that fit into the context there is no page."""
+    with GGUF(path) as gguf:
+        answers = []
+        for guesses in (None, drafting(GGUF(path))):
+            e = engine(gguf, guesses, n_ctx=64)
+            r = Request(PROMPTS[0], sampler=Sampler(Params(temperature=0.0).validated(N_VOCAB), N_VOCAB, 3))
+            e.add(r)
+            while not r.done:
+                e.program.stop()
+                e.step()
+                assert len(r.seq.draft) <= useful(r)
+                e.step()
+            assert r.error is None and r.finish_reason == "length"
+            answers.append(r.tokens)
+            e.close()
+        assert answers[0] == answers[1]
+
+
 class Noting(draft.Draft):
     """Keeps the first guess of each proposal: of which answer, for which of its tokens."""
 
