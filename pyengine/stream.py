@@ -252,18 +252,18 @@ class EngineThread:
         with self._wake:
             if self._closing:
                 raise ClosedError("this model has been closed")
+            if queue is self._new and self.max_queue is not None:
+                self._check_room(len(items))
+            if self._thread is None:
+                # A daemon, so that a forgotten close() cannot keep the interpreter from ending.
+                thread = threading.Thread(target=self._run, name="pyengine", daemon=True)
+                thread.start()               # may fail, and then nothing was taken in
+                self._thread = thread        # from now on it is alive: `healthy` is read without the lock
             if queue is self._new:
-                if self.max_queue is not None:
-                    self._check_room(len(items))
                 self._n_open += len(items)
                 for job in items:
                     job.thread = self
             queue.extend(items)
-            if self._thread is None:
-                # A daemon, so that a forgotten close() cannot keep the interpreter from ending.
-                thread = threading.Thread(target=self._run, name="pyengine", daemon=True)
-                thread.start()
-                self._thread = thread        # from now on it is alive: `healthy` is read without the lock
             self._wake.notify()
 
     def _check_room(self, n: int) -> None:
@@ -294,12 +294,12 @@ class EngineThread:
         """Ends a request within a step; at once if the step that runs serves nobody else."""
         if job.ended.is_set() or self.pid != os.getpid():
             return
-        with self._wake:
+        with self._wake:                 # which the engine is closed under too: there is something to stop
             self._cancel.append(job)
             self._wake.notify()
-        current = self.engine.current
-        if len(current) == 1 and current[0] is job.request:
-            self.engine.program.stop()
+            current = self.engine.current
+            if len(current) == 1 and current[0] is job.request:
+                self.engine.program.stop()
 
     @property
     def healthy(self) -> bool:
@@ -324,12 +324,12 @@ class EngineThread:
             first, self._closing = not self._closing, True
             thread = self._thread
             self._wake.notify()
+            if first and self._live:
+                self.engine.program.stop()
         if first and thread is None:
             self.engine.close()
             return
         if thread is not None and thread is not threading.current_thread():
-            if first and self._live:
-                self.engine.program.stop()
             thread.join()
 
     # ---- the thread ----------------------------------------------------------------
@@ -342,10 +342,8 @@ class EngineThread:
             with self._wake:
                 while not (self._new or self._cancel or self._calls or self._closing or not engine.idle):
                     self._wake.wait()
-                new, cancel, calls = list(self._new), list(self._cancel), list(self._calls)
-                self._new.clear()
-                self._cancel.clear()
-                self._calls.clear()
+                # One by one: a stream that the collector finds on this very thread is cancelled in the middle of this.
+                new, cancel, calls = ([queue.popleft() for _ in range(len(queue))] for queue in (self._new, self._cancel, self._calls))
                 closing = self._closing
             for job in new:
                 self._live.add(job)
@@ -357,7 +355,8 @@ class EngineThread:
             if closing:
                 for job in list(self._live):
                     engine.cancel(job.request, ClosedError("the model was closed before the answer was complete"))
-                engine.close()
+                with self._wake:
+                    engine.close()
                 return
             try:
                 engine.step()

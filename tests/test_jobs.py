@@ -144,3 +144,65 @@ def test_health(path, tmp_path):
     assert not llm.healthy
     llm.close()
     assert not llm.healthy
+
+
+def test_a_stream_that_is_collected_on_the_engines_thread_is_cancelled(model):
+    """The collector runs where it likes, also while the thread takes what was cancelled before."""
+    thread = model.engine_thread
+    dropped, other = model.start([[5], [6]], **ENDLESS)
+
+    class Queue(type(thread._cancel)):
+        """Cancels `dropped` at each place where the thread looks at it; a collection would do it once."""
+
+        def __getattribute__(self, name):
+            if name in ("clear", "popleft") and not dropped.ended.is_set():
+                thread.cancel(dropped)
+            return super().__getattribute__(name)
+
+    model.call(lambda: setattr(thread, "_cancel", Queue()))
+    other.cancel()
+    assert other.ended.wait(20) and dropped.ended.wait(20)
+    assert len(dropped.result.tokens) < 100
+    model.call(lambda: setattr(thread, "_cancel", type(thread._new)()))
+
+
+def test_cancelled_while_it_is_closed(path):
+    """A step is stopped in a program that is there: close() waits for who is about to."""
+    llm = pyengine.Llama(path, n_ctx=512, n_threads=1)
+    program, run, stop = llm.program, llm.program.run, llm.program.stop
+    running, go, seen = threading.Event(), threading.Event(), []
+
+    def held(step):
+        running.set()
+        go.wait(20)
+        return run(step)
+
+    def late(on=True):
+        if threading.current_thread() is threading.main_thread():
+            closer.start()
+            go.set()
+            closer.join(0.3)
+            seen.append(program.is_open)
+        stop(on)
+
+    program.run, program.stop = held, late
+    closer = threading.Thread(target=llm.close)
+    job, = llm.start([[5]], **ENDLESS)
+    assert running.wait(20)
+    job.cancel()
+    closer.join(20)
+    assert seen == [True] and not program.is_open and job.ended.is_set()
+
+
+def test_a_thread_that_does_not_begin_takes_nothing_in(path, monkeypatch):
+    """Where the system gives no more threads: an error, and the place in the queue is free again."""
+    with pyengine.Llama(path, n_ctx=512, max_seqs=1, max_queue=0) as llm:
+        def refuse(thread):
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as m:
+            m.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                llm.start([[5]], **ENDLESS)
+        assert llm.generate([5], max_tokens=3, **ENDLESS).usage["completion_tokens"] == 3
+        assert llm.stats()["waiting"] == 0
