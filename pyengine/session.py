@@ -6,6 +6,7 @@ needs no end. Also the prefix cache as a whole in a file, by the same format (st
 
 Not the cache (cache.py) and not the API (llama.py, which makes sessions). Imported by llama.
 """
+import contextlib
 import threading
 import warnings
 import weakref
@@ -100,11 +101,13 @@ class Session:
                 llm.generate(tokens, max_tokens=0, key=self.key, salt=self.salt)
             return _write(llm, path, SESSION, {"tokens": tokens, "salt": self.salt, "key": self.key}, self.salt, tokens)
 
+    @contextlib.contextmanager
     def _idle(self, what: str):
-        answer = self._answer and self._answer()
-        if answer is not None and not answer.ended:
-            raise RequestError(f"{what}: the session's answer has not ended; iterate or close() it", param=what)
-        return self._lock
+        with self._lock:             # who waited for another call may find that it began an answer
+            answer = self._answer and self._answer()
+            if answer is not None and not answer.ended:
+                raise RequestError(f"{what}: the session's answer has not ended; iterate or close() it", param=what)
+            yield
 
     def _ended(self, completion) -> None:
         if not self._tokens:         # the answer to None begins behind the token that was put there
@@ -127,7 +130,7 @@ class Answer:
     def __next__(self) -> str:
         try:
             return next(self._stream)
-        except BaseException:
+        except Exception:            # its end too; after Ctrl-C it goes on
             self._end()
             raise
 
@@ -146,10 +149,11 @@ class Answer:
         self.close()
 
     def _end(self) -> None:
-        if not self.ended:
-            self.ended = True
-            if self._stream.result is not None:
-                self._session._ended(self._stream.result)
+        with self._session._lock:
+            if not self.ended:
+                self.ended = True
+                if self._stream.result is not None:
+                    self._session._ended(self._stream.result)
 
 
 # ---- files ---------------------------------------------------------------------------

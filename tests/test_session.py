@@ -2,6 +2,7 @@
 import json
 import os
 import struct
+import threading
 import warnings
 
 import pytest
@@ -73,6 +74,37 @@ def test_streams_are_appended_when_they_end(models):
         del abandoned
         assert s.tokens == prompt(20) + whole.tokens
         s.append([1])
+
+
+def test_who_waited_for_a_call_finds_the_answer_it_began(models):
+    with Llama(models("llama"), n_ctx=512) as llm:
+        s, generate = llm.session(prompt(20)), llm.generate
+        inside, go, refused = threading.Event(), threading.Event(), []
+
+        def held(*args, **options):
+            inside.set()
+            go.wait(20)
+            return generate(*args, **options)
+
+        def append():
+            try:
+                s.append([1])
+            except RequestError as e:
+                refused.append(e)
+
+        llm.generate, answers = held, []
+        first, second = threading.Thread(target=lambda: answers.append(s.generate(stream=True, **SAMPLED))), threading.Thread(target=append)
+        first.start()
+        assert inside.wait(20)
+        second.start()
+        second.join(0.1)                 # it stands at the lock
+        go.set()
+        first.join(20)
+        second.join(20)
+        assert len(refused) == 1 and s.tokens == prompt(20)
+        "".join(answers[0])
+        assert s.tokens == prompt(20) + answers[0].result.tokens
+        llm.generate = generate
 
 
 def test_what_a_session_refuses(models):
