@@ -303,6 +303,8 @@ class AsyncStream:
             raise StopAsyncIteration
         if self._answer is None:
             starting, self._starting = self._starting, None
+            if starting is None:         # it failed, which was raised
+                raise StopAsyncIteration
             answers, _ = await starting
             if len(answers) != 1:
                 for answer in answers:

@@ -188,6 +188,17 @@ def test_one_error_of_several_ends_the_others(model):
     run(two())
 
 
+def test_a_stream_that_failed_has_ended(model):
+    async def failing():
+        stream = AsyncLlama(model).generate([], stream=True)
+        with pytest.raises(pyengine.RequestError):
+            await stream.__anext__()
+        with pytest.raises(StopAsyncIteration):
+            await stream.__anext__()
+
+    run(failing())
+
+
 def test_a_stream_is_one_answer(model):
     async def several():
         with pytest.raises(TypeError, match="expected one"):
