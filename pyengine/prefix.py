@@ -166,8 +166,6 @@ class Index:
         node = self._roots.get(key)
         if node is None:
             return 0, []
-        ids = array("i", tokens[:limit]).tobytes()
-        size = PAGE * WIDTH
         path = []
         best = 0
         windows = [(g, w) for g, w in enumerate(self.windows) if w]
@@ -177,17 +175,15 @@ class Index:
             """Is all there that position n sees?"""
             return all(since[i] <= max(0, n - w + 1) // PAGE for i, (g, w) in enumerate(windows))
 
-        at = 0
         while True:
-            part = ids[at:at + size]
-            child = node.children.get(part) if node.children and len(part) == size else None
+            part = edge(tokens, node.end, min(PAGE, limit - node.end))
+            child = node.children.get(part) if node.children and len(part) == PAGE * WIDTH else None
             if child is None:
                 break
             path.append(child)
             for i, (g, _) in enumerate(windows):
                 if child.pages[g] == GONE:
                     since[i] = len(path)
-            at += size
             node = child
             if whole(len(path) * PAGE):
                 best = len(path) * PAGE
