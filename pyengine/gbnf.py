@@ -10,6 +10,7 @@ The first costs microseconds a token, the second about 2 ms where any character 
 from .errors import GrammarError, quoted
 
 MAX_DEPTH = 100            # of groups, and of rules that use each other without recursion
+MAX_MARKS = 4              # of repetitions one behind another, as in "a"*+?
 MAX_REPEAT = 10_000        # the largest count in {m,n}
 
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-", "^": "^"}
@@ -134,6 +135,11 @@ class _Parser:
             elif c and c in _NAME:
                 items.append(("rule", self.name()))
             elif c and c in "*+?{" and items:
+                node, n = items[-1], 1
+                while node[0] == "repeat":
+                    node, n = node[1], n + 1
+                if n > MAX_MARKS:
+                    raise self.fail(f"more than {MAX_MARKS} repetitions of the same")
                 items[-1] = self.repeated(items[-1])
             elif c and c in "<!":
                 raise self.fail(f"{self.found()}: tokens (<name>, <[id]>) are not supported, only characters")
@@ -248,25 +254,33 @@ def _references(node):
 
 
 def _ending(rules) -> set:
-    """Names of the rules that some text satisfies. A rule is looked at again when one that it uses has an end."""
-    def ends(node) -> bool:
-        kind = node[0]
-        if kind == "rule":
-            return node[1] in ending
-        if kind == "or":
-            return any(map(ends, node[1]))
-        return kind == "repeat" and node[2] == 0 or all(map(ends, _children(node)))
-
-    users = {}
+    """Names of the rules that some text satisfies. Each place of a rule counts what it still waits for, so this takes as
+    long as reading the rules, however they use each other."""
+    users, waiting, places, todo = [], [], {}, []    # of a place: the one around it, or its rule's name; how many it waits for
     for name, (node, _) in rules.items():
-        for other in _references(node):
-            users.setdefault(other, set()).add(name)
-    ending, todo = set(), list(rules)
+        stack = [(node, name)]
+        while stack:
+            (kind, *rest), user = stack.pop()
+            i = len(users)
+            children = () if kind == "repeat" and rest[1] == 0 else _children((kind, *rest))
+            users.append(user)
+            waiting.append(1 if kind in ("or", "rule") else len(children))
+            if kind == "rule":
+                places.setdefault(rest[0], []).append(i)
+            elif not waiting[i]:
+                todo.append(i)
+            stack += [(child, i) for child in children]
+    ending = set()
     while todo:
-        name = todo.pop()
-        if name not in ending and ends(rules[name][0]):
-            ending.add(name)
-            todo.extend(users.get(name, ()))
+        user = users[todo.pop()]
+        if user in ending:
+            continue
+        if isinstance(user, str):
+            ending.add(user)
+        for i in places.get(user, ()) if isinstance(user, str) else (user,):
+            waiting[i] -= 1
+            if not waiting[i]:
+                todo.append(i)
     return ending
 
 

@@ -177,11 +177,11 @@ def _checked_lark(text: str) -> str:
         raise GrammarError(f"lark: {rules} colons, so perhaps as many rules; at most {MAX_RULES}", param="lark")
     out, at = [], 0
     while (begin := text.find("%json", at)) >= 0:
-        begin = len(text) - len(text[begin + 5:].lstrip())
+        begin = _JSON_AT.match(text, begin).end()
         try:
-            if schema.depth(text[begin:]) > schema.MAX_DEPTH:
-                raise ValueError(f"brackets are nested more than {schema.MAX_DEPTH} deep")
             root, end = json.JSONDecoder().raw_decode(text, begin)
+            if schema.depth(text[begin:end]) > schema.MAX_DEPTH:
+                raise ValueError(f"brackets are nested more than {schema.MAX_DEPTH} deep")
         except (ValueError, RecursionError) as e:
             raise GrammarError(f"lark: %json is followed by no JSON: {e}", param="lark") from None
         if isinstance(root, dict):
@@ -189,6 +189,9 @@ def _checked_lark(text: str) -> str:
         out += text[at:begin], _with_options(root)
         at = end
     return "".join([*out, text[at:]])
+
+
+_JSON_AT = re.compile(r"%json\s*")
 
 
 def _with_options(root) -> str:

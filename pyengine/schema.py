@@ -6,6 +6,7 @@ documents and not a compiler. Imports errors and pattern; may be imported by gra
 """
 import json
 import math
+from collections import deque
 from urllib.parse import unquote
 
 from .errors import GrammarError, quoted
@@ -166,12 +167,15 @@ def _ending(root: dict, nodes: dict) -> set:
             needs += node.get(word, ())
         for x in (*needs, *node.get("properties", {}).values(), node.get("items")):
             users.setdefault(id(x), []).append(key)
-    ending, todo = set(), list(nodes)
+    ending, todo, waiting = set(), deque(reversed(nodes)), set(nodes)    # what is within others comes before them, and each once
     while todo:
-        key = todo.pop()
-        if key not in ending and node_ends(nodes[key][0]):
+        key = todo.popleft()
+        waiting.discard(key)
+        if node_ends(nodes[key][0]):
             ending.add(key)
-            todo.extend(users.get(key, ()))
+            again = set(users.get(key, ())) - ending - waiting
+            waiting |= again
+            todo.extend(again)
     return ending
 
 
@@ -242,6 +246,7 @@ def _no_constant(name: str):
 def _no_repeats(pairs):
     out = dict(pairs)
     if len(out) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {quoted(next(n for n in names if names.count(n) > 1))} comes twice in one object")
+        seen = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"the name {quoted(twice)} comes twice in one object")
     return out

@@ -287,6 +287,11 @@ HOSTILE = {
     "10,000 rules of Lark": ("lark", lambda: "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(10_000)) + 'r10000: "a"', "colons"),
     "$ref chain in Lark": ("lark", lambda: "start: %json " + json.dumps({"$ref": "#/$defs/a0", "$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(1200)}}), r"\$ref"),
     "60,000 groups of GBNF": ("grammar", lambda: "root ::= " + "(" * 60_000, "nested"),
+    "60,000 repetitions of GBNF": ("grammar", lambda: 'root ::= "a"' + "*" * 60_000, "repetitions"),
+    "20,000 names and one twice": ("json_schema", lambda: "{" + "".join(f'"x-{i}":1,' for i in range(20_000)) + '"x-19999":1}', "'x-19999' comes twice"),
+    "20,000 schemas in Lark": ("lark", lambda: "start: " + "%json {} | " * 20_000 + "%json {", "no JSON"),
+    "60,000 schemas in one": ("json_schema", lambda: {"allOf": [{}] * 60_000 + [{"multipleOf": 999_983}]}, "multipleOf"),
+    "60,000 alternatives that are one": ("json_schema", lambda: {"allOf": [{"anyOf": [{}]}] * 15_000 + [{"$ref": "#"}]}, "without end"),
     "5,000 rules of GBNF": ("grammar", lambda: "root ::= a0\n" + "".join(f"a{i} ::= a{i + 1}\n" for i in range(5000)) + 'a5000 ::= "x"', "deep"),
 }
 
