@@ -47,8 +47,8 @@ class Template:
         """The prompt as text. RequestError names what is wrong with the messages, TemplateError the rest."""
         return self._render(*_checked(messages, variables), add_generation_prompt)
 
-    def encode(self, tokenizer, messages, /, add_generation_prompt=True, **variables):
-        """The prompt as ids, with one BOS if the vocabulary begins with one.
+    def encode(self, tokenizer, messages, check=None, /, add_generation_prompt=True, **variables):
+        """The prompt as ids, with one BOS if the vocabulary begins with one. check(text) may refuse the text before.
 
         Control tokens come from the template's own text only. In every string of messages and variables a mark
         is put inside whatever would read as a control token, the marked prompt is cut at control tokens, and
@@ -70,6 +70,8 @@ class Template:
         messages = [{k: v if k == "role" else shield(v, _THINKING if m["role"] == "assistant" else ())
                      for k, v in m.items()} for m in messages]
         text = self._render(messages, shield(variables), add_generation_prompt)
+        if check is not None:
+            check(text.replace(mark, ""))
         ids = tokenizer.encode(text, special=True, add_eos=False, shield=mark)
         while tokenizer.add_bos and ids[1:2] == [tokenizer.bos]:
             del ids[0]

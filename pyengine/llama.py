@@ -213,7 +213,7 @@ class Llama:
 
     def chat_tokens(self, messages, template_variables=None) -> list:
         """The prompt that chat() would compute for these messages."""
-        return self._needed_template().encode(self.tokenizer, messages, **(template_variables or {}))
+        return self._needed_template().encode(self.tokenizer, messages, self.could_fit, **(template_variables or {}))
 
     def chat_text(self, messages, template_variables=None, add_generation_prompt=True) -> str:
         """The same as text, in which what users wrote may look like the template's own words."""
@@ -410,25 +410,28 @@ class Llama:
         if prompt is None:
             tokens = []
         elif isinstance(prompt, str):
+            self.could_fit(prompt)
             tokens = tokenizer.encode(prompt, special=True)
         elif isinstance(prompt, (list, tuple)):
             tokens = ids(prompt, tokenizer.n_vocab, "prompt")
             if not tokens:
                 raise RequestError("prompt: an empty list is neither tokens nor prompts", param="prompt")
         else:
-            raise RequestError(f"prompt: found {type(prompt).__name__}, expected a text, token ids, "
-                               f"a list of either, or None", param="prompt")
+            raise RequestError(f"prompt: found {type(prompt).__name__}, expected a text, token ids, a list of either, or None", param="prompt")
         if not tokens:
             if tokenizer.bos is None:
-                raise RequestError("prompt: empty, and this model has no beginning-of-sequence token to start from",
-                                   param="prompt")
+                raise RequestError("prompt: empty, and this model has no beginning-of-sequence token to start from", param="prompt")
             tokens = [tokenizer.bos]
         return self._fit(tokens)
 
+    def could_fit(self, text) -> None:
+        """ContextError for a text far too long, at once: making its tokens, to count them, takes seconds a megabyte."""
+        if (least := self.tokenizer.at_least(text)) > self.n_ctx:
+            raise ContextError(f"the prompt has at least {least} tokens and n_ctx is {self.n_ctx}", n_prompt=least, n_ctx=self.n_ctx)
+
     def _fit(self, tokens) -> list:
         if len(tokens) > self.n_ctx:
-            raise ContextError(f"the prompt has {len(tokens)} tokens and n_ctx is {self.n_ctx}",
-                               n_prompt=len(tokens), n_ctx=self.n_ctx)
+            raise ContextError(f"the prompt has {len(tokens)} tokens and n_ctx is {self.n_ctx}", n_prompt=len(tokens), n_ctx=self.n_ctx)
         return tokens
 
     def _sampler(self, params):
@@ -471,8 +474,7 @@ def _checked(**values) -> dict:
 
 
 def _close(thread, gguf) -> None:
-    thread.close()
-    gguf.close()
+    thread.close(gguf.close)
 
 
 def find(model_path) -> str:

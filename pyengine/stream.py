@@ -231,6 +231,7 @@ class EngineThread:
         self._n_open = 0             # jobs that were submitted and have not ended
         self._thread = None
         self._closing = False
+        self._then = None            # what close() was given
         self._fault = None           # why nothing can be answered any more
 
     def check_process(self) -> None:
@@ -315,22 +316,33 @@ class EngineThread:
         out["waiting"] += len(self._new)
         return out
 
-    def close(self) -> None:
-        """Ends what runs with ClosedError, then the thread, then the engine. Idempotent."""
+    def close(self, then=None) -> None:
+        """Ends what runs with ClosedError, then the thread, then the engine; then() gives back what the engine stood on.
+        Idempotent. On the engine's own thread (from a callback, or by the collector) that is when its step has ended."""
         if self.pid != os.getpid():      # the threads to be joined live in the parent
             self._closing = True
+            if then is not None:
+                then()
             return
         with self._wake:
             first, self._closing = not self._closing, True
+            if first:
+                self._then = then
             thread = self._thread
             self._wake.notify()
             if first and self._live:
                 self.engine.program.stop()
         if first and thread is None:
-            self.engine.close()
+            self._finish()
             return
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+
+    def _finish(self) -> None:
+        with self._wake:                 # cancel() stops a step of an engine that is open
+            self.engine.close()
+        if self._then is not None:
+            self._then()
 
     # ---- the thread ----------------------------------------------------------------
 
@@ -344,7 +356,6 @@ class EngineThread:
                     self._wake.wait()
                 # One by one: a stream that the collector finds on this very thread is cancelled in the middle of this.
                 new, cancel, calls = ([queue.popleft() for _ in range(len(queue))] for queue in (self._new, self._cancel, self._calls))
-                closing = self._closing
             for job in new:
                 self._live.add(job)
                 engine.add(job.request)
@@ -352,11 +363,10 @@ class EngineThread:
                 engine.cancel(job.request)
             for call in calls:
                 call.run()
-            if closing:
+            if self._closing:            # asked for last: a call may have closed it
                 for job in list(self._live):
                     engine.cancel(job.request, ClosedError("the model was closed before the answer was complete"))
-                with self._wake:
-                    engine.close()
+                self._finish()
                 return
             try:
                 engine.step()

@@ -245,6 +245,26 @@ def test_pre_tokenizer_absent_or_default(make):  # case 10
         assert make(spm_keys()).n_vocab == 266  # no such key, no warning: not a thing of sentencepiece
 
 
+@pytest.mark.parametrize("pre", {str(rule): name for name, rule in RULES.items()}.values())
+def test_a_long_text_is_cut_where_every_rule_ends_a_word(make, pre, monkeypatch):
+    """93: piece by piece the words are those of the whole text; and other threads run between pieces."""
+    from pyengine.tokenizer import bpe
+
+    words = make(bpe_keys(pre=kv(T + "pre", STRING, pre)))._model._words.pre_tokenize_str
+    monkeypatch.setattr(bpe, "PIECE", 1)
+
+    @settings(max_examples=150, deadline=None, derandomize=True)
+    @given(st.lists(st.sampled_from(["a b", "x y z", " ", "  ", "\n", "\r\n ", "\t", "I'll", "'S", "1", "1234567", "Ab C", "é", "é e", "歪", "日本 a", "!", " ?!", "._a b", "\u0301", "\u00a0", "ß a B", "🦙 a"]), max_size=30))
+    def same(parts):
+        text = "".join(parts)
+        pieces = list(bpe._pieces(text))
+        assert "".join(pieces) == text
+        assert [w for piece in pieces for w, _ in words(piece)] == [w for w, _ in words(text)]
+
+    same()
+    assert len(list(bpe._pieces("a b c d"))) == 3 and list(bpe._pieces("")) == [""]
+
+
 @pytest.mark.parametrize("pre", RULES)
 def test_every_pre_tokenizer_keeps_every_byte(make, pre):
     t = make(bpe_keys(pre=kv(T + "pre", STRING, pre)))

@@ -144,6 +144,9 @@ def _tokens(llama, prompt) -> list:
     if isinstance(prompt, dict):
         prompt = prompt["prompt_string"]
     if isinstance(prompt, list) and any(isinstance(part, str) for part in prompt):
+        for part in prompt:
+            if isinstance(part, str):
+                llama.could_fit(part)
         prompt = mixed(llama, prompt, special=True, add_bos=None)
     return llama.prompts(prompt)[0][0]
 

@@ -228,6 +228,7 @@ def _around(llama, prefix, suffix) -> list:
         ids.append(found[0])
     start, end, middle = ids
     bos = [llama.tokenizer.bos] if llama.tokenizer.add_bos else []
+    llama.could_fit(prefix + suffix)
     text = [llama.tokenize(t, add_bos=False) for t in (prefix, suffix)]
     return [*bos, start, *text[0], end, *text[1], middle]
 

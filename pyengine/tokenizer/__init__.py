@@ -55,7 +55,7 @@ class Tokenizer:
         self._swallows = is_phi3(gguf)
         self._lock = threading.Lock()
         self._pieces = {}
-        self._model = self._controls = self._end_ids = None
+        self._model = self._controls = self._end_ids = self._longest = None
 
     def _sentencepiece_defaults(self):
         """Old files name no ids: sentencepiece's own layout, if the tokens there are what it says."""
@@ -142,6 +142,18 @@ class Tokenizer:
             if ids[-1:] != [self.eos]:
                 ids.append(self.eos)
         return ids
+
+    def at_least(self, text):
+        """A number of ids that text surely makes, without making them: none stands for more bytes than the longest."""
+        if self._longest is None:
+            lengths, longest = self._vocabulary.tokens.lengths, 1
+            for i in sorted(range(self.n_vocab), key=lengths.__getitem__, reverse=True):
+                if lengths[i] <= longest:        # what it stands for is never longer than its text
+                    break
+                longest = max(longest, len(self.piece(i, special=True)))
+            self._longest = longest
+        n = len("".join(text.split())) if self._swallows else len(text)
+        return -(-n // self._longest)
 
     # --- ids to text -------------------------------------------------------------------------------
 
