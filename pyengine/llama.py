@@ -75,7 +75,7 @@ class Llama:
         if not mmap:
             self._free = fit.free()
             fit.room_for_weights(self.model_path, self._free)
-        self._gguf, small = GGUF(self.model_path, mmap=mmap), None
+        self._gguf, small, guesses = GGUF(self.model_path, mmap=mmap), None, None
         try:
             if mmap:                 # a map takes address space, which `ulimit -v` and 32 bits limit
                 self._free = fit.free()
@@ -104,7 +104,6 @@ class Llama:
 
             if mlock:
                 self._lock_weights()
-            guesses = None
             if small is not None:
                 guesses = draft.Draft(small, n_threads=most[0], cpus=machine.binding(max(most)))
             elif self.speculate is not None:
@@ -113,7 +112,9 @@ class Llama:
                             cpus=machine.binding(max(most)), profile=profile, reuse=self.prefix_cache, guesses=guesses)
             fit.promise(self.memory)
         except BaseException:
-            if small is not None:
+            if guesses is not None:
+                guesses.close()
+            elif small is not None:
                 small.program.gguf.close()
             self._gguf.close()
             raise

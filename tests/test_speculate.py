@@ -9,7 +9,7 @@ import pyengine
 from pyengine import draft, fit, plan
 
 from pyengine.engine import Engine, Request
-from pyengine.errors import RequestError
+from pyengine.errors import MemoryBudgetError, RequestError
 from pyengine.gguf import GGUF
 from pyengine.sampling import Params, Sampler
 from pyengine.speculate import LIMIT, Lookup, Lookups, Odds, Width, useful
@@ -589,3 +589,21 @@ def test_a_draft_is_counted_and_closed_with_its_model(path, monkeypatch):
     monkeypatch.setattr(fit, "free", lambda: 200 << 20)
     with pytest.raises(RequestError, match="needs more than a 4th of the"):
         pyengine.Llama(path, n_ctx=256, n_batch=65536, speculate=str(path))
+
+
+def test_a_draft_is_closed_where_its_model_does_not_open(path, monkeypatch):
+    """Its threads are there already when the model's own memory, or threads, cannot be had."""
+    seen, real = [], draft.Draft.__init__
+
+    def begin(self, *args, **more):
+        real(self, *args, **more)
+        seen.append(self)
+
+    def refuse(self, *args, **more):
+        raise MemoryBudgetError("cannot start 2 threads")
+
+    monkeypatch.setattr(draft.Draft, "__init__", begin)
+    monkeypatch.setattr(Engine, "__init__", refuse)
+    with pytest.raises(MemoryBudgetError):
+        pyengine.Llama(path, n_ctx=64, speculate=str(path))
+    assert not seen[0].program.is_open
