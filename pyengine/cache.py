@@ -19,7 +19,7 @@ A page is free (no reference), cached (only the index refers to it) or used.
 Cached pages are as good as free: extend() evicts them when it needs room.
 
 Not the scheduler: it decides neither who runs nor when. Imported by schedule,
-engine and fit. Imports prefix.
+engine, draft and fit. Imports prefix.
 """
 from .prefix import GONE, PAGE, Index
 

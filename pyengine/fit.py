@@ -5,7 +5,7 @@ program's own (KV cache, arena, threads' scratch, or weights read with mmap=Fals
 cannot give with its memory killer, and hands out pages on first touch, long after a model was opened. So the whole of it is
 counted before a load, and refused if it is not free. Llama loads what decide() returns, so `fit` cannot say otherwise.
 
-Imported by llama and cli. Imports plan, cache, machine, native.
+Imported by llama, draft and cli. Imports plan, cache, machine, native, gguf.
 """
 import bisect
 import dataclasses

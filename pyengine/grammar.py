@@ -2,7 +2,7 @@
 
 Grammars: one per model, compiles and remembers. Constraint: one per request, says which ids may come next.
 Not the mask's use (csrc/sample.c) and not the loop (engine.py). Imports errors, native, gbnf and schema; may be
-imported by llama. llguidance is the extra [grammar] and is imported on first use.
+imported by llama and compat. llguidance is the extra [grammar] and is imported on first use.
 
 What cannot be honoured is a GrammarError before the request runs. Every bound counts work (fuel, items, states,
 bytes), none looks at a clock, so that an answer does not depend on the machine. On a 2.x GHz core, 49,152

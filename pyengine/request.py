@@ -1,7 +1,7 @@
 """What a call may say besides its prompt: one table of parameters, their defaults and their checks.
 
 Not the call (llama.py) and not what parameters of sampling mean (sampling.py): text and numbers in, checked
-values out, or RequestError naming the parameter. Imported by llama.
+values out, or RequestError naming the parameter. Imported by llama, session, choose and serve.
 """
 import dataclasses
 import inspect

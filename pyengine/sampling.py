@@ -1,7 +1,7 @@
 """From a request's sampling parameters to a token: Params, Sampler, the coin's seed.
 
-Not the passes over the vocabulary (csrc/sample.c) and not a loop: engine.py calls
-Sampler.sample once per token. May be imported by engine, stream, llama, serve and cli.
+Not the passes over the vocabulary (csrc/sample.c) and not a loop: answer.py calls
+Sampler.sample once per token. May be imported by answer, draft, choose, request, llama, serve, compat and cli.
 
 The chain, in this order; a step that does nothing for these parameters is dropped
 once per request (steps()):

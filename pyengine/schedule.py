@@ -25,7 +25,7 @@ the step, nothing decided here can change an answer; it decides only who waits.
     before, it goes its own way.
 
 This is not the engine: it runs nothing, samples nothing and knows no text.
-Imported by engine. Imports cache.
+Imported by engine and answer. Imports cache.
 """
 from bisect import insort
 from collections import deque

@@ -11,7 +11,7 @@ read completely and its checksum compared before anything in it is believed; tha
 not malice: whoever can write the file can put any keys and values into it, though nothing else.
 A file belongs to one model (size, header and the first bytes of every tensor) and one layout of the
 cache (KV type, groups); n_ctx, threads, ISA and batch are no part of that, since no bit of a page
-depends on them. The bytes behind a page's last token are whatever was in memory.
+depends on them. Behind a page's last token are zeros, not what another sequence left there.
 
 Not the sessions (session.py). Imported by session. Imports errors only; what it saves is handed to it.
 """

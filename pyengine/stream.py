@@ -2,7 +2,7 @@
 
 Requests come from any thread and are answered through jobs; only the engine
 thread touches the engine. Not the engine (no steps, no sampling) and not the API
-(no defaults, no validation: llama.py). Imported by llama, serve and compat.
+(no defaults, no validation: llama.py). Imported by llama and choose.
 """
 import os
 import threading

@@ -39,7 +39,7 @@ class Key:
         self.digest = _digest(secret)
         self.name = name or f"key-{self.digest.hex()[:8]}"
         self.priority = priority
-        # Keys of one name are one user. Not derived from the name alone: who knows the name must not know the salt.
+        # Keys of one name are one user. Who knows the name gains nothing: what a request may give is hashed with its own key's salt.
         self.salt = hashlib.sha256(b"salt" + (name.encode() if name else self.digest)).hexdigest()[:32]
 
 
