@@ -1,16 +1,19 @@
-"""Faults of requests that no other file shows, through Llama and the engine: faults.md 93, 112, 113, 115, 119, 120, 124, 125, 129."""
+"""Faults of requests that no other file shows, through Llama and the engine: faults.md 93, 104, 105, 112, 113, 115, 116, 119, 120, 124, 125, 129."""
 import gc
 import random
 import threading
 from collections import deque
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pyengine
 from pyengine import fit, plan
 from pyengine.engine import Engine, Request
 from pyengine.gguf import GGUF
 from pyengine.sampling import Params, Sampler
+from pyengine.tokenizer.decode import Decoder
 from tiny_gguf import CHATML, Spec, write
 
 ENDLESS = dict(ignore_eos=True, temperature=0.0)
@@ -314,7 +317,7 @@ def test_closed_from_anywhere(path, where):
 
 def test_collected_in_the_middle_of_callbacks(model):
     """The collector runs in every callback, with abandoned streams in cycles for it to find."""
-    want = model.generate([5, 6], max_tokens=30, **ENDLESS).tokens
+    want = model.generate([5, 6], max_tokens=10, **ENDLESS).tokens
 
     def collect(ids, logits):
         gc.collect()
@@ -327,7 +330,7 @@ def test_collected_in_the_middle_of_callbacks(model):
         h.me, h.stream = h, model.generate([i + 10], stream=True, **ENDLESS)
         next(h.stream)
         del h
-    assert model.generate([5, 6], max_tokens=30, processors=[collect], **ENDLESS).tokens == want
+    assert model.generate([5, 6], max_tokens=10, processors=[collect], **ENDLESS).tokens == want
     gc.collect()
     model.call(lambda: None)
     assert all(job.ended.wait(60) for job in model._thread.running()) and settled(model)
@@ -381,3 +384,104 @@ def fill_free_pages(e):
                     view[:] = b"\xff" * len(view)
             n += 1
     return n
+
+
+def test_125_nothing_of_one_key_reaches_another(path):
+    """Markers of four keys, the same questions, a pool that keeps what was least used for a moment only, some cancelled: every answer, to the last log
+    probability, is the one that an engine gives that keeps nothing."""
+    keys, rng = ["", "alice", "bob", "x" * 256], random.Random(8)
+    common = [11 + i % 90 for i in range(130)]
+    prompts = [common[:n] + [200 + k] * 3 + common[:m] for k in range(4) for n in (0, 64, 130) for m in (1, 70)]
+    more = dict(max_tokens=24, temperature=0.8, seed=6, ignore_eos=True, logprobs=1)
+    with pyengine.Llama(path, n_ctx=256, n_threads=2, prefix_cache=False, speculate=None, max_seqs=1) as llm:
+        want = [(c.tokens, c.text, c.logprobs) for c in (llm.generate(p, **more) for p in prompts)]
+    with pyengine.Llama(path, n_ctx=256, n_threads=2, n_batch=48, max_seqs=4, cache_tokens=320) as llm:
+        def ask(rng):
+            for _ in range(60):
+                i, k = rng.randrange(len(prompts)), rng.choice(keys)
+                job, doomed = llm.start([prompts[i], prompts[rng.randrange(len(prompts))]], key=k, salt=k, **more)
+                if rng.random() < 0.5:
+                    doomed.cancel()
+                assert job.ended.wait(60) and job.error is None
+                got = job.result
+                if (got.tokens, got.text, got.logprobs) != want[i]:
+                    wrong.append((i, k, got))
+                doomed.cancel()
+
+        wrong = []
+        threads = [threading.Thread(target=ask, args=(random.Random(rng.random()),)) for _ in range(5)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(120)
+        stats = llm.call(llm.stats)
+        assert not wrong and stats["evictions"] > 100 and stats["cached_tokens"] > 0, (wrong[:2], stats)
+
+
+# ---- 116: a pool that is short all the time ---------------------------------------------------------
+
+
+def test_a_pool_just_above_one_sequence_thrashes_nobody(path):
+    """Six that each grow to the whole context: every step brings somebody forward, and the oldest is never given up."""
+    with GGUF(path) as gguf:
+        program = plan.compile(gguf, n_ctx=512, max_seqs=6, max_tokens=64)
+        e = Engine(program, n_pages=[n + 1 for n in fit.one_sequence(program)], n_threads=2)
+        sampler = Sampler(Params(temperature=0.7).validated(N_VOCAB), N_VOCAB, 1)
+        requests = [Request([i + 5] * 60, sampler=sampler) for i in range(6)]
+        for r in requests:
+            e.add(r)
+        computed, steps = 0, 0
+        while not e.idle:
+            oldest = next(r for r in requests if not r.done)
+            before, given_up = oldest.seq.computed, oldest.seq.n_preempted
+            e.step()
+            steps += 1
+            assert oldest.done or oldest.seq.computed > before and oldest.seq.n_preempted == given_up
+            assert steps < 6 * 512
+        assert [len(r.tokens) for r in requests] == [512 - 60] * 6 and e.stats()["preemptions"] > 0
+        e.close()
+
+
+# ---- 104, 105: characters and stop strings -----------------------------------------------------------
+
+
+class Bytes:
+    """A vocabulary whose tokens are any bytes."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    def piece(self, i, special=False):
+        return self.pieces[i]
+
+    def is_text(self, i):
+        return True
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=5), max_size=30) | st.text("aé歪🦙", max_size=12).map(lambda t: [bytes((b,)) for b in t.encode()]))
+def test_f105_no_more_is_held_back_than_the_beginning_of_a_character(pieces):
+    """At most 3 bytes; a whole character never waits, and bytes that are none become U+FFFD where they are."""
+    d, sent, raw = Decoder(Bytes(pieces), False, False), "", b""
+    for i, piece in enumerate(pieces):
+        sent += d.push(i)
+        raw += piece
+        whole = raw.decode("utf-8", "replace")
+        assert whole.startswith(sent) and len(whole) - len(sent) <= 1
+        assert sent == whole or whole.endswith("\ufffd") and raw[-3:].decode("utf-8", "ignore").encode() != raw[-3:]
+    assert sent + d.flush() == raw.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("stop, text", [("歪", ","), (",歪", ""), ("歪,", ","), ("x歪", ",歪,"), ("\ufffd", ",歪,")])
+def test_f104_a_stop_string_of_characters_that_are_halves_of_tokens(real_model, stop, text):
+    """28 is a comma, 34978 and 120 the halves of 歪: the stop string begins, ends and lies within what no token is."""
+    ids = [28, 34978, 120, 28]
+    with pyengine.Llama(real_model("smollm2"), n_ctx=64) as llm:
+        def only(seen, logits):
+            logits[:] = -float("inf")
+            logits[ids[len(seen) - 1]] = 0.0
+
+        more = dict(max_tokens=4, stop=stop, processors=[only])
+        whole = llm.generate([1], **more)
+        pieces = list(llm.generate([1], stream=True, **more))
+        assert whole.text == "".join(pieces) == text and (whole.stop == stop) == (text != ",歪,")
