@@ -135,7 +135,7 @@ class Request:
         sampler = self.sampler
         if self._reader is None:
             params = Params(temperature=0, logprobs=sampler.params.logprobs)
-            self._reader = Sampler(params.validated(sampler.n_vocab), sampler.n_vocab, 0)
+            self._reader = Sampler(params.validated(sampler.n_vocab), sampler.n_vocab, 0, sampler.allowed)
             self._only = ffi.new("uint32_t[]", -(-sampler.n_vocab // 32))
         self._only[token // 32] = 1 << token % 32
         try:

@@ -133,7 +133,7 @@ class Sampler:
     """
 
     def __init__(self, params: Params, n_vocab: int, seed: int, allowed=None, *, vops=None, scratch=None):
-        self.params, self.n_vocab, self.seed = params, n_vocab, seed
+        self.params, self.n_vocab, self.seed, self.allowed = params, n_vocab, seed, allowed
         chain = dict(steps(params, n_vocab))
         assert not chain.get("logit_bias") or type(params.logit_bias) is tuple, "params are not validated"
         self._vops = best_vops() if vops is None else vops

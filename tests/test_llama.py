@@ -307,6 +307,11 @@ def test_padded_vocabulary(tmp_path):
             assert len(c.tokens) == 20 and max(c.tokens) < 320
         with pytest.raises(RequestError):
             llm.generate([325], max_tokens=1)
+        pytest.importorskip("llguidance")
+    write(tmp_path / "wide.gguf", Spec(seed=4, n_vocab=320, extra_rows=3000))
+    with Llama(tmp_path / "wide.gguf") as llm:       # nor listed beside one that a grammar forces
+        c = llm.generate([5], regex="(abcdefgh ){3}", logprobs=5, **GREEDY)
+        assert c.text == "abcdefgh " * 3 and max(t["id"] for e in c.logprobs for t in e["top_logprobs"]) < 320
 
 
 def test_seeds(tiny):
