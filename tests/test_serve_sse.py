@@ -77,6 +77,15 @@ def test_framing():
     assert encode({"a": "\ud83d"}).decode()          # half a pair does not break the stream
 
 
+def test_line_ends_of_unicode_do_not_cut_an_event():
+    """httpx's iter_lines, and clients built on it, cut lines where Python's str.splitlines() does."""
+    import json
+
+    text = "".join(map(chr, range(0x20, 0x2100)))
+    lines = encode({"a": "\n\r\x0b\x0c\x1c\x1d\x1e" + text}).decode().splitlines()
+    assert len(lines) == 2 and lines[1] == "" and json.loads(lines[0].removeprefix("data: "))["a"].endswith(text)
+
+
 def test_events_in_order_and_one_end():
     client, out = stream(some({"i": 0}, {"i": 1}, "[DONE]"))
     assert out is True and client.text == 'data: {"i":0}\n\ndata: {"i":1}\n\ndata: [DONE]\n\n' and client.complete and not client.aborted

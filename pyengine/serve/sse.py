@@ -14,10 +14,17 @@ HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-cont
            (b"x-accel-buffering", b"no")]       # nginx would collect events otherwise
 
 
+# Line ends of Unicode's that are none of an event stream's: clients that cut lines as Python's str.splitlines() does
+# (httpx's iter_lines, and what is built on it) would lose an event that has one. Others JSON escapes by itself.
+LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
 def encode(item) -> bytes:
     """One event. Line breaks inside a string item become lines of the same event."""
     if not isinstance(item, str):
         item = json.dumps(item, ensure_ascii=False, separators=(",", ":"))
+        if "\u2028" in item or "\u2029" in item or "\x85" in item:
+            item = item.translate(LINE_ENDS)
         return b"data: " + item.encode("utf-8", "replace") + b"\n\n"
     return "".join(f"data: {line}\n" for line in item.splitlines() or [""]).encode("utf-8", "replace") + b"\n"
 
