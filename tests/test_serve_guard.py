@@ -123,14 +123,17 @@ def test_the_same_key_twice_is_refused():
 @pytest.mark.parametrize("host, status", [
     (b"localhost", 200), (b"localhost:8080", 200), (b"127.0.0.1:1", 200), (b"[::1]:8080", 200), (b"[::1]", 200), (b"LOCALHOST.", 200),
     (b"evil.example", 403), (b"localhost.evil.example", 403), (b"127.0.0.1.evil.example", 403), (b"evil.example:8080", 403), (b"", 403),
-    (b"localhost@evil.example", 403), (b"169.254.169.254", 403), (b"0.0.0.0:8080", 403), (b"[::ffff:1.2.3.4]", 403), (b"a]b", 403), (None, 200)])
+    (b"127.0.0.2:80", 200), (b"[0:0:0:0:0:0:0:1]:80", 200), (b"127.0.0.1@evil.example", 403), (b"[::1]evil.example", 403), (b"127.0.0.1.", 200), (b"localhost@evil.example", 403), (b"169.254.169.254", 403), (b"0.0.0.0:8080", 403), (b"[::ffff:1.2.3.4]", 403), (b"a]b", 403), (None, 200)])
 def test_dns_rebinding_is_refused_by_the_host_header(host, status):
     assert door(host=host)[0] == status
 
 
 def test_allowed_hosts():
     assert door(host=b"llm.example:443", allowed_hosts=("llm.example",))[0] == 200
-    assert door(host=b"localhost", allowed_hosts=("llm.example",))[0] == 403
+    assert door(host=b"[FE80::1]:443", allowed_hosts=("[fe80::1]",))[0] == 200 and door(host=b"llm.example", allowed_hosts=("LLM.example.",))[0] == 200
+    assert door(host=b"other.example", allowed_hosts=("llm.example",))[0] == 403
+    # Who watches from this machine says localhost, and a page of another site cannot.
+    assert door(path="/health", host=b"localhost", allowed_hosts=("llm.example",))[0] == 200
     assert door(host=b"any.example", allowed_hosts=("*",))[0] == 200
     # Beyond this machine a key is demanded, which a page of another site does not have.
     assert Settings(host="0.0.0.0").hosts is None and Settings(host="::1").hosts and Settings(host="127.0.0.5").hosts
@@ -168,6 +171,13 @@ def test_cors_for_one_origin():
     assert status == 401 and headers["access-control-allow-origin"] == "https://app.example"     # so that the page can read why
     assert door("POST", headers={"Origin": "https://app.example.evil", "X-Api-Key": KEY}, **settings)[0] == 403
     assert door("OPTIONS", headers={**asked, "Access-Control-Request-Headers": "x\r\nset-cookie: a"}, **settings)[1]["access-control-allow-headers"].startswith("auth")
+
+
+def test_an_origins_port_and_case():
+    for given in ("https://App.example:443", "https://app.example/", "HTTPS://APP.EXAMPLE"):
+        assert door("POST", headers={"Origin": "https://app.example"}, cors_origins=(given,))[0] == 200, given
+    assert door("POST", headers={"Origin": "http://a:8080"}, cors_origins=("http://a:80",))[0] == 403
+    assert Settings(cors_origins=("http://[::1]:3000", "chrome-extension://abc", "null", "*", "http://a:443", "http://a:80")).cors_origins[-2:] == ("http://a:443", "http://a")
 
 
 def test_cors_for_any_origin():
@@ -294,7 +304,9 @@ def test_retry_after_follows_the_measured_rate(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [dict(max_body=0), dict(max_body=True), dict(max_queue=-1), dict(body_seconds=0), dict(drain_seconds=float("nan")),
-                                   dict(keepalive_seconds=-1), dict(cors_origins="https://x"), dict(allowed_hosts=("",)), dict(max_streams=0),
+                                   dict(keepalive_seconds=-1), dict(cors_origins="https://x"), dict(allowed_hosts=("",)), dict(allowed_hosts=("a.example:80",)),
+                                   dict(allowed_hosts=("https://a.example",)), dict(cors_origins=("a.example",)), dict(cors_origins=("https://a.example/path",)),
+                                   dict(cors_origins=("",)), dict(model=""), dict(max_streams=0),
                                    dict(write_seconds=float("inf"))])
 def test_settings_are_checked(wrong):
     with pytest.raises(RequestError, match=next(iter(wrong))):

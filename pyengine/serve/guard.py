@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 
 from ..errors import RequestError, quoted
 from .exchange import HTTPError, openai_error
+from .settings import loopback
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 << 10
@@ -221,7 +222,7 @@ class Guard:
             await send(message)
 
         try:
-            path = _own_path(scope)
+            path = own_path(scope)
             try:
                 self._check(scope, door, path, origin, allowed)
             except HTTPError as e:
@@ -263,7 +264,8 @@ class Guard:
         hosts, host = self.settings.hosts, headers.get("host")
         if hosts is None or host is None:        # HTTP/1.0 without the header is no browser
             return
-        if hostname(host) not in hosts:
+        name = hostname(host)
+        if name not in hosts and not loopback(name):     # no page of another site has an address of this machine as its name
             raise HTTPError(403, f"Host {quoted(host)} is not a name of this server (--allowed-hosts)")
 
     def _key(self, headers):
@@ -295,7 +297,7 @@ class Guard:
         await send({"type": "http.response.body", "body": b""})
 
 
-def _own_path(scope) -> str:
+def own_path(scope) -> str:
     """The path without what the app is mounted under."""
     path, root = scope["path"], scope.get("root_path", "")
     return path[len(root):] if root and path.startswith(root) else path

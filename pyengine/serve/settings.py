@@ -4,10 +4,14 @@ Not the model's settings (llama.py) and not command line options (cli/serve.py).
 """
 import dataclasses
 import math
+import re
 
 from ..errors import RequestError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# As they stand in headers; what never could would be an option without effect.
+NAMES = {"allowed_hosts": (r"\*|[a-z0-9._-]+|\[?[0-9a-f:]*:[0-9a-f:.]*:[0-9a-f:.]*\]?", "names without port, as llm.example, or *"),
+         "cors_origins": (r"\*|null|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d+)?", "origins as https://app.example, or *")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,8 +19,8 @@ class Settings:
     """model                name that /v1/models gives; None: the file's name without .gguf
     host                 the address that is bound: what decides whether Host headers are held to loopback names
     keys                 guard.Keys, or None: nobody is asked for a key
-    allowed_hosts        names that a Host header may have; ("*",): any; None: loopback names where host is loopback,
-                         and any where it is not (there a key is demanded, and a page of another site has none)
+    allowed_hosts        names that a Host header may have beside loopback ones; ("*",): any; None: no others where host is
+                         loopback, and any where it is not (there a key is demanded, and a page of another site has none)
     cors_origins         origins that browsers may call from; ("*",): any; (): no CORS headers, foreign origins are refused
     share_prefixes       let keys share cached prompts; by default a key's cached prompts answer that key only, because
                          how soon an answer comes tells what somebody else has asked
@@ -52,6 +56,8 @@ class Settings:
         for name in ("max_body", "stream_buffer"):
             _number(name, getattr(self, name), int, 1)
         _number("max_queue", self.max_queue, int, 0)
+        if self.model is not None and (not isinstance(self.model, str) or not self.model):
+            raise RequestError(f"model: found {self.model!r}, expected a name", param="model")
         if self.max_streams is not None:
             _number("max_streams", self.max_streams, int, 1)
         for name in ("body_seconds", "write_seconds"):
@@ -62,9 +68,16 @@ class Settings:
             value = getattr(self, name)
             if value is None and name == "allowed_hosts":
                 continue
-            if isinstance(value, str) or not all(isinstance(v, str) and v for v in value):
-                raise RequestError(f"{name}: found {value!r}, expected a tuple of names", param=name)
-            object.__setattr__(self, name, tuple(v.lower().rstrip("/") for v in value))
+            pattern, expected = NAMES[name]
+            if isinstance(value, str) or not all(isinstance(v, str) for v in value):
+                raise RequestError(f"{name}: found {value!r}, expected a tuple of {expected}", param=name)
+            value = tuple(v.lower().rstrip("/" if name == "cors_origins" else ".") for v in value)
+            if name == "cors_origins":       # browsers leave out the port that is the scheme's
+                value = tuple(re.sub(r"(?<=^https)(://.+):443$|(?<=^http)(://.+):80$", r"\1\2", v) for v in value)
+            for v in value:
+                if not re.fullmatch(pattern, v):
+                    raise RequestError(f"{name}: found {v!r}, expected {expected}", param=name)
+            object.__setattr__(self, name, tuple(v.strip("[]") for v in value) if name == "allowed_hosts" else value)
 
     @property
     def hosts(self) -> "tuple | None":
