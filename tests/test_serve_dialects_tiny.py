@@ -37,7 +37,7 @@ def ask(tmp_path):
             return out
 
         with Llama(path, n_ctx=256, max_seqs=4) as llm:
-            return run(conversation(create_app(llm, Settings(model="tiny", **settings))))
+            return run(conversation(create_app(llm, Settings(**{"model": "tiny", **settings}))))
 
     return asked
 
@@ -136,3 +136,24 @@ def test_a_prompt_text_is_in_no_log(ask, caplog):
     with caplog.at_level("DEBUG"):
         ask([complete(prompt="xyzzy plugh", logit_bias={"99999": 1}), chat(messages=[{"role": "user", "content": "xyzzy plugh"}], foo=1), complete(prompt="xyzzy plugh")])
     assert "plugh" not in caplog.text
+
+
+# ---- routes ------------------------------------------------------------------------------
+
+
+def test_refusals_of_a_route_have_its_dialects_form(ask):
+    native, openai, missing = ask([("/completion", None), ("/v1/completions", None), ("/completion/x", None)])
+    assert native[0] == openai[0] == 405 and missing[0] == 404
+    assert native[1]["error"]["code"] == 405 and openai[1]["error"]["code"] is None and missing[1]["error"]["code"] is None
+
+
+def test_no_redirect_names_a_host_or_a_scheme(ask):
+    """Behind a proxy that does TLS it would lead to http://, key and all."""
+    (status, body), = ask([("/v1/completions/", None)])
+    assert status == 404 and body["error"]["message"] == "no route '/v1/completions/'"
+
+
+def test_a_models_name_may_have_a_slash(ask):
+    listed, one, other = ask([("/v1/models", None), ("/v1/models/org%2Fname:8b", None), ("/v1/models/org/other", None)], model="org/name:8b")
+    assert listed[1]["data"][0]["id"] == "org/name:8b" and one == (200, listed[1]["data"][0])
+    assert other[0] == 404 and other[1]["error"]["code"] == "model_not_found"

@@ -21,7 +21,7 @@ from ..aio import AsyncLlama
 from ..llama import Llama
 from .exchange import Context, Events, HTTPError, openai_error
 from .fields import parse_json
-from .guard import Guard, Queue, read_body
+from .guard import Guard, Queue, own_path, read_body
 from .metrics import Metrics
 from .settings import Settings
 from .sse import send_events
@@ -196,8 +196,21 @@ def create_app(llm, settings=None, dialects=None):
             shapes.setdefault(path, shape)
             if (method, path) not in taken:
                 taken.add((method, path))
-                routes.append(Route(path, Endpoint(server, path, answer, handler, shape), methods=[method]))
+                # A {name} may have slashes, as models of a hub do.
+                routes.append(Route(path.replace("}", ":path}"), Endpoint(server, path, answer, handler, shape), methods=[method]))
+
+    async def no_route(request, e):
+        """Starlette's own refusals (404, 405) in the form of the route's dialect."""
+        from starlette.responses import JSONResponse
+
+        message = {404: f"no route {errors.quoted(request.scope['path'])}",
+                   405: f"{request.method} is not a method of {errors.quoted(request.scope['path'])}"}.get(e.status_code, e.detail)
+        body = shapes.get(own_path(request.scope), openai_error)(HTTPError(e.status_code, message))
+        return JSONResponse(body, e.status_code, e.headers)
+
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: no_route})
+    # A redirect of /v1/models/ would name the host and the scheme that came: http:// behind a proxy that does TLS.
+    app.router.redirect_slashes = False
     app.add_middleware(Guard, server=server, public=PUBLIC, shapes=shapes)
     app.state.server = server
     return app
@@ -232,8 +245,7 @@ async def answer(endpoint, scope, receive, send):
         server.load()
         if server.state != "ready" or not server.llm.llama.healthy:
             raise server.unavailable()
-        path = endpoint.path.format_map(scope.get("path_params") or {}) if "{" in endpoint.path else endpoint.path
-        ctx = Context(method=scope["method"], path=path, headers=door.headers, query=door.query, params=dict(scope.get("path_params") or {}),
+        ctx = Context(method=scope["method"], path=own_path(scope), headers=door.headers, query=door.query, params=dict(scope.get("path_params") or {}),
                       request_id=door.request_id, key=door.key.name if door.key else "", priority=door.key.priority if door.key else 0,
                       salt=door.key.salt if door.key and not server.settings.share_prefixes else "", received=door.received)
         if scope["method"] == "POST":
@@ -324,15 +336,6 @@ def as_http_error(e: BaseException, request_id: str = "") -> HTTPError:
     if isinstance(e, errors.FileChangedError):
         return HTTPError(503, "the engine has failed", code="fault", headers={"Retry-After": "30"})
     return HTTPError(500, f"internal error; the log has it under request id {request_id}")
-
-
-async def no_route(request, e):
-    """Starlette's own refusals (404, 405) in the API's form."""
-    from starlette.responses import JSONResponse
-
-    message = {404: f"no route {errors.quoted(request.scope['path'])}",
-               405: f"{request.method} is not a method of {errors.quoted(request.scope['path'])}"}.get(e.status_code, e.detail)
-    return JSONResponse(openai_error(HTTPError(e.status_code, message)), e.status_code, e.headers)
 
 
 async def send_error(send, e: HTTPError, shape=openai_error) -> None:

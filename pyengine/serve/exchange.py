@@ -50,7 +50,7 @@ class Events:
 class Context:
     """A request beside its body.
 
-    method, path   as they came (path: of the route, with its {names} unfilled)
+    method, path   as they came (path: without what the app is mounted under)
     headers        lower-case name -> value
     query          name -> value; params: the {names} of the route's path
     request_id     what X-Request-Id gives and the log says
