@@ -140,6 +140,28 @@ def test_unix_socket(path, tmp_path):
         assert s.end() == 0 and not os.path.exists(sock)
 
 
+def test_the_socket_of_the_next_server_is_kept(path, tmp_path):
+    """A server that drains has closed its listener; who starts the next one meanwhile takes the path over."""
+    sock = str(tmp_path / "s")
+    with Serve(path, "-c", "8192", "--unix-socket", sock, "--drain-seconds", "60") as old:
+        old.wait_for("serves")
+        with Raw(sock) as c:
+            c.post("/v1/completions", completion(prompt=[5] * 7000, max_tokens=-1, stream=True, ignore_eos=True))
+            old.wait_for("serves")
+            c.until(b"data: ")
+            old.process.send_signal(signal.SIGTERM)
+            old.wait_for("waiting up to")
+            with contextlib.suppress(OSError):
+                while True:
+                    Raw(sock).close()                # until the old one listens no more
+            with Serve(path, "-c", "64", "--unix-socket", sock) as new:
+                new.wait_for("serves")
+                c.close()                            # the old one has nothing left to do
+                assert old.process.wait(30) == 0
+                assert health(sock) == 200
+                assert new.end() == 0 and not os.path.exists(sock)
+
+
 def test_a_file_that_is_no_socket_is_kept(tmp_path):
     (tmp_path / "s").write_text("mine")
     with pytest.raises(pyengine.RequestError, match="unix socket"):
@@ -168,7 +190,9 @@ def test_few_file_descriptors(path):
 @pytest.mark.parametrize("options, env, what", [
     (["--host", "0.0.0.0"], {}, "no key is asked for"), (["--host", "::"], {}, "no key is asked for"), (["--api-key", "short"], {}, "a key of 5 characters"),
     ([], {"PYENGINE_API_KEY": ""}, "a key of 0 characters"), (["--api-key-file", "/nonexistent"], {}, "No such file"), (["--max-body", "0"], {}, "max_body"),
-    (["--no-key", "--host", "no such host."], {}, "host 'no such host.'")])
+    (["--no-key", "--host", "no such host."], {}, "host 'no such host.'"), (["--port", "99999"], {}, "port: found 99999, expected 0 to 65535"),
+    (["--port", "-1"], {}, "port: found -1"), (["--cors-origin", "app.example"], {}, "'app.example', expected origins as https://"),
+    (["--allowed-hosts", "a.example:80"], {}, "'a.example:80', expected names without port"), (["--alias", ""], {}, "model: found ''")])
 def test_what_is_wrong_is_said_before_the_model_is_opened(path, options, env, what, capsys, monkeypatch):
     from pyengine.cli import main
 
@@ -176,6 +200,45 @@ def test_what_is_wrong_is_said_before_the_model_is_opened(path, options, env, wh
         monkeypatch.setenv(name, value)
     assert main(["serve", "-q", "-m", str(path), "--port", "0", *options]) == 1
     assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options, what", [(["--unix-socket", "s", "--socket-mode", "999"], "argument --socket-mode: found '999', expected an octal number"),
+                                           (["--socket-mode", "7777"], "from 0 to 777"), (["--socket-mode", "-1"], "from 0 to 777"), (["--profile"], "--profile")])
+def test_options_that_are_wrong_are_named(options, what, capsys):
+    """--profile is the other commands': a server has no end at which it would be printed."""
+    from pyengine.cli import main
+
+    assert main(["serve", "-m", "x.gguf", *options]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_a_name_of_the_catalog_is_the_models_name(path, tmp_path, monkeypatch):
+    from pyengine import catalog
+    from pyengine.cli import serve
+
+    monkeypatch.chdir(tmp_path)
+
+    def name(*options):
+        return serve.alias(serve.parser().parse_args([*options]))
+
+    assert name("-m", "smollm2") == "smollm2" and name() == catalog.default() and name("-m", "smollm2", "-a", "x") == "x"
+    assert name("-m", str(path)) is None and name("-hf", "a/b") is None
+    (tmp_path / "smollm2").write_bytes(b"")
+    assert name("-m", "smollm2") is None                 # a file that exists wins there, too
+
+
+def test_help_names_every_command(capsys):
+    from pyengine.cli import COMMANDS, main
+
+    assert main(["--help"]) == 0
+    others = capsys.readouterr().out.partition("Other commands: ")[2]
+    assert all(f" {name}" in f" {others}" for name in COMMANDS if name != "run")
+
+
+def test_without_the_extra_an_import_says_what_to_install(tmp_path):
+    code = "import sys; sys.modules['starlette'] = None; from pyengine.serve import create_app\ntry: create_app(None)\nexcept ImportError as e: print(e)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
+    assert "pip install 'pyengine-gguf[server]'" in out.stdout
 
 
 def test_without_the_extra_the_message_says_what_to_install(monkeypatch, capsys):

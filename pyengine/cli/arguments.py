@@ -17,7 +17,7 @@ def context(text: str):
     return text if text == "auto" else int(text)
 
 
-def add_model(p: argparse.ArgumentParser) -> None:
+def add_model(p: argparse.ArgumentParser, profile: bool = True) -> None:
     g = p.add_argument_group("model")
     g.add_argument("-m", "--model", metavar="MODEL", help="a GGUF file or a name of the catalog (default: the catalog's default)")
     g.add_argument("-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="a model of the Hugging Face hub")
@@ -30,7 +30,8 @@ def add_model(p: argparse.ArgumentParser) -> None:
     g.add_argument("--no-mmap", action="store_true", help="read the weights into private memory")
     g.add_argument("--mlock", action="store_true", help="keep the weights from being swapped out")
     g.add_argument("--no-tune", action="store_true", help="ignore what `tune` remembers of this machine")
-    g.add_argument("--profile", action="store_true", help="time every instruction; printed at the end")
+    if profile:
+        g.add_argument("--profile", action="store_true", help="time every instruction; printed at the end")
     g.add_argument("-v", "--verbose", action="store_true", help="say what was loaded and chosen")
     g.add_argument("-q", "--quiet", action="store_true", help="nothing on stderr but errors")
 

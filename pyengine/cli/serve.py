@@ -22,11 +22,12 @@ NAMES = ("starlette", "uvicorn", "prometheus_client")
 
 def parser():
     p = arguments.parser("serve", "Serve a GGUF model over HTTP.", epilog=EPILOG)
-    arguments.add_model(p)
+    arguments.add_model(p, profile=False)
+    p.set_defaults(profile=False)
     g = p.add_argument_group("requests")
-    g.add_argument("-a", "--alias", metavar="NAME", help="name that clients know the model by (default: the file's)")
+    g.add_argument("-a", "--alias", metavar="NAME", help="name that clients know the model by (default: the catalog's where -m is one of its names, else the file's)")
     g.add_argument("-np", "--parallel", "--max-seqs", type=int, default=16, metavar="N", help="requests that run at one time (default 16)")
-    g.add_argument("--cache-tokens", type=int, metavar="N", help="positions of the KV cache for all requests together (default: what fits, at most N whole contexts)")
+    g.add_argument("--cache-tokens", type=int, metavar="N", help="positions of the KV cache for all requests together (default: what fits, at most a whole context for each request that runs)")
     g.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
     g.add_argument("--prefix-file", metavar="FILE", help="read cached prompts from FILE at the start, write them there at the end: a system prompt survives a restart")
     g.add_argument("--share-prefixes", action="store_true", help="let all keys share cached prompts; how soon an answer comes then tells what others asked")
@@ -37,11 +38,11 @@ def parser():
     g.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
     g.add_argument("--port", type=int, default=8080, help="0: one that is free (default 8080)")
     g.add_argument("--unix-socket", metavar="PATH", help="listen there instead")
-    g.add_argument("--socket-mode", type=lambda text: int(text, 8), default=0o600, metavar="OCTAL", help="of the unix socket (default 600)")
+    g.add_argument("--socket-mode", type=octal, default=0o600, metavar="OCTAL", help="of the unix socket (default 600)")
     g.add_argument("--api-key", action="append", default=[], metavar="KEY", help="may be repeated; `ps` shows it to other users, a file does not")
     g.add_argument("--api-key-file", metavar="FILE", help="a line KEY [NAME [PRIORITY]] each, priority 0 interactive or 1 batch")
     g.add_argument("--no-key", action="store_true", help="listen beyond this machine without asking for a key")
-    g.add_argument("--allowed-hosts", metavar="NAMES", help="names in Host headers, by commas; *: any (default: loopback names where --host is loopback)")
+    g.add_argument("--allowed-hosts", metavar="NAMES", help="names in Host headers beside loopback ones, by commas; *: any (default: none where --host is loopback, else any)")
     g.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="a web origin whose pages may call; *: any; may be repeated (default: none)")
     g = p.add_argument_group("time and connections")
     g.add_argument("--max-connections", type=int, default=1024, metavar="N", help="more get a 503 (default 1024)")
@@ -61,7 +62,7 @@ def main(argv) -> int:
     from ..serve.run import serve
 
     settings = Settings(
-        model=args.alias, host=args.host, keys=keys(args), allowed_hosts=hosts(args), cors_origins=tuple(args.cors_origin),
+        model=alias(args), host=args.host, keys=keys(args), allowed_hosts=hosts(args), cors_origins=tuple(args.cors_origin),
         share_prefixes=args.share_prefixes, max_body=args.max_body, max_queue=args.max_queue, keepalive_seconds=args.keepalive_seconds,
         write_seconds=args.write_seconds, drain_seconds=args.drain_seconds, stall_seconds=args.stall_seconds, log_prompts=args.log_prompts)
     check_reach(args, settings)
@@ -73,6 +74,26 @@ def main(argv) -> int:
 
     return serve(open_model, settings, port=args.port, unix_socket=args.unix_socket, socket_mode=args.socket_mode,
                  max_connections=connections(args.max_connections), note=logging.getLogger("pyengine.serve").info)
+
+
+def octal(text: str) -> int:
+    mode = int(text, 8) if text.isascii() and text.isdigit() and not set(text) & {"8", "9"} else -1
+    if not 0 <= mode <= 0o777:
+        import argparse
+
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected an octal number from 0 to 777")
+    return mode
+
+
+def alias(args) -> "str | None":
+    """The name clients know the model by; None: the file's. Who says -m smollm2 expects to ask for smollm2."""
+    from .. import catalog
+
+    if args.alias is not None or args.hf_repo is not None:
+        return args.alias
+    if args.model is None:
+        return catalog.default()
+    return args.model if args.model in catalog.models() and not os.path.isfile(args.model) else None
 
 
 def check_installed() -> None:

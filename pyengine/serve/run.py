@@ -206,6 +206,7 @@ def serve(open_model, settings, *, port=8080, unix_socket=None, socket_mode=0o60
     """Serves until a signal; returns the exit code. open_model() -> Llama, called in a thread once the port is open.
     What the model could not be opened for is raised."""
     listener, url = listen_unix(unix_socket, socket_mode) if unix_socket else listen(settings.host, port)
+    ours = _identity(unix_socket) if unix_socket else None
 
     def ready(llm):
         # What is there now stays: no need to look through it again and again. And often, in small pieces: the pause
@@ -222,12 +223,12 @@ def serve(open_model, settings, *, port=8080, unix_socket=None, socket_mode=0o60
         server = new_server(app, max_connections=max_connections, note=note)
         server.on_start = lambda: note(f"listening on {url}, opening the model")
         if unix_socket:
-            server.on_exit = lambda: _unlink(unix_socket)
+            server.on_exit = lambda: _unlink(unix_socket, ours)
         server.run(sockets=[listener])
     finally:
         listener.close()
         if unix_socket:
-            _unlink(unix_socket)
+            _unlink(unix_socket, ours)
     if app.state.server.failure is not None:
         raise app.state.server.failure
     note("ended")
@@ -247,6 +248,8 @@ def new_server(app, *, max_connections=1024, note=lambda text: None) -> Uvicorn:
 
 def listen(host: str, port: int):
     """A listening TCP socket and its URL. Port 0: one that is free."""
+    if not 0 <= port <= 65535:               # getaddrinfo() would take it modulo 65536
+        raise RequestError(f"port: found {port}, expected 0 to 65535", param="port")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # The protocol is named because asyncio switches Nagle's algorithm off only where it is: an event of a stream
@@ -258,9 +261,9 @@ def listen(host: str, port: int):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
-    except (OSError, OverflowError) as e:
+    except OSError as e:
         listener.close()
-        raise RequestError(f"host {host!r}, port {port}: {getattr(e, 'strerror', None) or e}", param="port") from None
+        raise RequestError(f"host {host!r}, port {port}: {e.strerror or e}", param="port") from None
     name = f"[{host}]" if ":" in host else host
     return listener, f"http://{name}:{listener.getsockname()[1]}"
 
@@ -299,6 +302,13 @@ def _abandoned(path) -> bool:
     return False
 
 
-def _unlink(path) -> None:
+def _identity(path) -> tuple:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
+def _unlink(path, ours) -> None:
+    """Removes our socket; while we drained, the next server may have put its own there."""
     with contextlib.suppress(OSError):
-        os.unlink(path)
+        if _identity(path) == ours:
+            os.unlink(path)
