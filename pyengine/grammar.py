@@ -130,7 +130,7 @@ def _llguidance(param: str):
     try:
         import llguidance
     except ImportError as e:
-        raise GrammarError(f"{param} needs llguidance ({e}): pip install pyengine-gguf[grammar]", param=param) from e
+        raise GrammarError(f"{param} needs llguidance ({e}): pip install 'pyengine-gguf[grammar]'", param=param) from e
     return llguidance
 
 

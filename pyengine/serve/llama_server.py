@@ -80,7 +80,7 @@ COMPLETION = Table(
     Field("response_fields", List(TEXT, 0, 64), about="of the answer, only these: a/b is b within a"),
     harmless("id_slot", "there are no slots: a cached prompt serves every request", Whole(-1)),
     harmless("n_keep", "the context is never shifted", Whole(-1)),
-    harmless("sse_ping_interval", "the server's --keepalive decides"),
+    harmless("sse_ping_interval", "the server's --keepalive-seconds decides"),
     harmless("verbose", "what was used is in generation_settings anyway", FLAG),
     harmless("stream_options", "counts are in the last event", OBJECT),
     off("n_discard", 0), off("n_indent", 0), off("n_cache_reuse", 0), off("min_keep", 0, 1), off("t_max_predict_ms", 0, -1, why="deadline_ms is the name here"),
