@@ -192,7 +192,8 @@ def test_few_file_descriptors(path):
     ([], {"PYENGINE_API_KEY": ""}, "a key of 0 characters"), (["--api-key-file", "/nonexistent"], {}, "No such file"), (["--max-body", "0"], {}, "max_body"),
     (["--no-key", "--host", "no such host."], {}, "host 'no such host.'"), (["--port", "99999"], {}, "port: found 99999, expected 0 to 65535"),
     (["--port", "-1"], {}, "port: found -1"), (["--cors-origin", "app.example"], {}, "'app.example', expected origins as https://"),
-    (["--allowed-hosts", "a.example:80"], {}, "'a.example:80', expected names without port"), (["--alias", ""], {}, "model: found ''")])
+    (["--allowed-hosts", "a.example:80"], {}, "'a.example:80', expected names without port"), (["--alias", ""], {}, "model: found ''"),
+    (["--prefix-file", "/nonexistent/x.kv"], {}, "--prefix-file /nonexistent/x.kv: /nonexistent is no folder")])
 def test_what_is_wrong_is_said_before_the_model_is_opened(path, options, env, what, capsys, monkeypatch):
     from pyengine.cli import main
 
@@ -233,6 +234,15 @@ def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     others = capsys.readouterr().out.partition("Other commands: ")[2]
     assert all(f" {name}" in f" {others}" for name in COMMANDS if name != "run")
+
+
+def test_a_warning_is_a_line_of_the_log(path, tmp_path):
+    (tmp_path / "x.kv").write_bytes(b"damaged")
+    with Serve(path, "-c", "64", "--prefix-file", str(tmp_path / "x.kv"), env={"PYTHONWARNINGS": "default"}) as s:
+        s.wait_for("serves")
+        (line,) = [line for line in s.lines if "could not be read" in line]
+        assert re.match(r"[-0-9]+ [:,0-9]+ W prefix_file", line), s.log
+        assert s.end() == 0
 
 
 def test_without_the_extra_an_import_says_what_to_install(tmp_path):

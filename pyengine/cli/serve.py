@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import sys
+import warnings
 
 from ..errors import RequestError
 from . import arguments
@@ -66,6 +67,7 @@ def main(argv) -> int:
         share_prefixes=args.share_prefixes, max_body=args.max_body, max_queue=args.max_queue, keepalive_seconds=args.keepalive_seconds,
         write_seconds=args.write_seconds, drain_seconds=args.drain_seconds, stall_seconds=args.stall_seconds, log_prompts=args.log_prompts)
     check_reach(args, settings)
+    check_prefix_file(args.prefix_file)
     log(args)
 
     def open_model():
@@ -130,6 +132,13 @@ def check_reach(args, settings) -> None:
                            f"or --no-key if everybody who reaches it may use it", param="host")
 
 
+def check_prefix_file(path) -> None:
+    """It is written at the end, when nothing can be mended."""
+    folder = os.path.dirname(os.path.abspath(path)) if path is not None else None
+    if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
+        raise RequestError(f"--prefix-file {path}: {folder} is no folder that can be written to", param="prefix_file")
+
+
 def connections(asked: int) -> int:
     """As many as file descriptors allow: without one asyncio can neither accept nor refuse. The soft limit is raised."""
     import resource
@@ -154,5 +163,7 @@ def connections(asked: int) -> int:
 def log(args) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.ERROR if args.quiet else logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    # Lines of the log like others, without the file and line of ours that Python names.
+    warnings.showwarning = lambda message, *_, **__: logging.getLogger("pyengine.serve").warning("%s", message)
     if args.no_access_log:
         logging.getLogger("pyengine.access").setLevel(logging.ERROR)
