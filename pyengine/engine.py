@@ -186,7 +186,7 @@ class Engine:
             if request.tokens:
                 self._end(request, "deadline")
             else:
-                self._end(request, error=DeadlineError(f"the deadline of {request.deadline - request.added:.3g} s passed before the first token"))
+                self._end(request, error=DeadlineError(f"the deadline of {max(0.0, request.deadline - request.added):.3g} s passed before the first token"))
 
     def _guess(self) -> None:
         """Guesses for a step that only decodes; one that holds prompts has no time for them."""

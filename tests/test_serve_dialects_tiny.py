@@ -157,3 +157,10 @@ def test_a_models_name_may_have_a_slash(ask):
     listed, one, other = ask([("/v1/models", None), ("/v1/models/org%2Fname:8b", None), ("/v1/models/org/other", None)], model="org/name:8b")
     assert listed[1]["data"][0]["id"] == "org/name:8b" and one == (200, listed[1]["data"][0])
     assert other[0] == 404 and other[1]["error"]["code"] == "model_not_found"
+
+
+def test_messages_say_what_is_wrong(ask):
+    late, nothing, parts = ask([complete(deadline_ms=0), chat(messages=[]), chat(messages=[{"role": "user", "content": []}])])
+    assert late[0] == 408 and late[1]["error"]["message"] == "the deadline of 0 s passed before the first token"
+    assert nothing[1]["error"]["message"] == "messages: found an empty list, expected a list that is not empty"
+    assert parts[1]["error"]["message"] == "messages[0].content: found an empty list, expected a list that is not empty"

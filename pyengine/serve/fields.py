@@ -230,7 +230,7 @@ class List(Kind):
 
     def check(self, value, where):
         if not isinstance(value, list) or len(value) < self.least or self.most is not None and len(value) > self.most:
-            raise wrong(where, _shown(value), self.says)
+            raise wrong(where, _shown(value), "a list that is not empty" if value == [] else self.says)
         check = self.of.check
         return [check(v, f"{where}[{i}]") for i, v in enumerate(value)]
 
