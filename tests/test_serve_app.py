@@ -167,7 +167,7 @@ def test_what_is_ours_to_repair_is_in_the_log_and_not_in_the_answer(model, caplo
 def test_exceptions_and_statuses(e, status):
     out = as_http_error(e, "id")
     assert out.status == status and (status < 500 or "x" not in out.message.split())
-    assert ("Retry-After" in out.headers) == (status in (429, 503))
+    assert ("Retry-After" in out.headers) == (status in (429, 503)) and ("X-Should-Retry" in out.headers) == (status == 408)
 
 
 def test_routes_that_are_not_there(model):

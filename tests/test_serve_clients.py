@@ -117,6 +117,16 @@ def test_openai_errors_are_of_the_class_that_the_client_has_for_them(client, kin
         assert e.value.code == "context_length_exceeded" and e.value.param == "messages"
 
 
+def test_openai_a_deadline_is_not_asked_for_again(smollm2_server):
+    """The client repeats a 408 by itself: what asks for an answer within a time would wait for it three times."""
+    asked = []
+    with openai.OpenAI(base_url=smollm2_server.url + "/v1", api_key="none", max_retries=2) as client:
+        send, client._client.send = client._client.send, lambda *args, **how: asked.append(args) or send(*args, **how)
+        with pytest.raises(openai.APIStatusError) as e:
+            client.completions.create(model="smollm2", prompt="Once", extra_body={"deadline_ms": 0})
+    assert e.value.status_code == 408 and len(asked) == 1
+
+
 def test_openai_an_error_in_place_of_a_stream_is_an_error(client):
     with pytest.raises(openai.BadRequestError):
         ask(client, stream=True, temperature=-1)

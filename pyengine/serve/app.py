@@ -328,7 +328,8 @@ def as_http_error(e: BaseException, request_id: str = "") -> HTTPError:
     if isinstance(e, errors.QueueFullError):
         return HTTPError(429, str(e), code="queue_full", headers={"Retry-After": "5"})
     if isinstance(e, errors.DeadlineError):
-        return HTTPError(408, str(e), code="deadline")
+        # OpenAI's client repeats a 408 twice, each with the whole deadline again, unless it is told not to.
+        return HTTPError(408, str(e), code="deadline", headers={"X-Should-Retry": "false"})
     if isinstance(e, errors.ClosedError):
         return HTTPError(503, "the server is shutting down", code="draining", headers={"Retry-After": "5"})
     # What is ours to repair is in the log, not in the answer.
