@@ -58,10 +58,12 @@ def test_no_text_that_fits_is_refused_unseen(real_model):
 
             t = tokenizer.load(gguf)
             longest = sorted(range(t.n_vocab), key=lambda i: len(t.piece(i, special=True)))[-200:]
-            for text in [t.piece(i, special=True).decode("utf-8", "replace") * 3 for i in longest] + [" " * 5000, "the " * 999, "歪🦙" * 99]:
+            for text in [t.piece(i, special=True).decode("utf-8", "replace") * 3 for i in longest] + [" " * 5000, "the " * 999, "歪🦙" * 99, "\udcff\ud800" * 50]:
                 n = len(t.encode(text, special=True, add_bos=False))
                 assert t.at_least(text) <= n, text
             assert t.at_least("") == 0 and t.at_least("the " * 10_000) > 300
+            t._swallows = True               # as phi-3 does: blanks behind its control tokens become nothing
+            assert t.at_least(" \n" * 5000) == 0 < t.at_least(" a" * 5000)
 
 
 # ---- 115: what can never run does not block the queue ---------------------------------------

@@ -198,7 +198,7 @@ def test_67_each_of_many_requests_may_use_the_context_that_is_named(path):
         async def go():
             async with client(create_app(llm, Settings())) as c:
                 assert (await c.get("/props")).json()["default_generation_settings"]["n_ctx"] == 256
-                return await asyncio.gather(*[c.post("/v1/completions", json={"prompt": [5 + i] * 250, "max_tokens": None, "n": 1, "max_tokens": -1, "ignore_eos": True}) for i in range(8)])
+                return await asyncio.gather(*[c.post("/v1/completions", json={"prompt": [5 + i] * 250, "max_tokens": -1, "ignore_eos": True}) for i in range(8)])
 
         for r in run(go()):
             assert r.status_code == 200 and r.json()["usage"]["total_tokens"] == 256

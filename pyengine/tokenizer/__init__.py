@@ -152,8 +152,9 @@ class Tokenizer:
                     break
                 longest = max(longest, len(self.piece(i, special=True)))
             self._longest = longest
-        n = len("".join(text.split())) if self._swallows else len(text)
-        return -(-n // self._longest)
+        if self._swallows:
+            text = "".join(text.split())
+        return -(-len(text.encode("utf-8", "replace")) // self._longest)      # a byte that is not UTF-8 counts as one
 
     # --- ids to text -------------------------------------------------------------------------------
 
