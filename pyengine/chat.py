@@ -47,7 +47,7 @@ class Template:
         """The prompt as text. RequestError names what is wrong with the messages, TemplateError the rest."""
         return self._render(*_checked(messages, variables), add_generation_prompt)
 
-    def encode(self, tokenizer, messages, check=None, /, add_generation_prompt=True, **variables):
+    def encode(self, tokenizer, messages, add_generation_prompt=True, check=None, /, **variables):
         """The prompt as ids, with one BOS if the vocabulary begins with one. check(text) may refuse the text before.
 
         Control tokens come from the template's own text only. In every string of messages and variables a mark

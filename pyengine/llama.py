@@ -214,7 +214,7 @@ class Llama:
 
     def chat_tokens(self, messages, template_variables=None) -> list:
         """The prompt that chat() would compute for these messages."""
-        return self._needed_template().encode(self.tokenizer, messages, self.could_fit, **(template_variables or {}))
+        return self._needed_template().encode(self.tokenizer, messages, True, self.could_fit, **(template_variables or {}))
 
     def chat_text(self, messages, template_variables=None, add_generation_prompt=True) -> str:
         """The same as text, in which what users wrote may look like the template's own words."""
