@@ -15,6 +15,7 @@ Not the scheduler and not a server. Imported by serve and by users as pyengine.A
 import asyncio
 import contextlib
 import functools
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,7 +33,8 @@ class AsyncLlama:
         self._settings = settings
         self._llama = model if isinstance(model, Llama) else None
         self._own = self._llama is None
-        self._opening = None
+        self._opening = None         # a future of threads: one of asyncio's belongs to the loop that made it
+        self._lock = threading.Lock()
         self._observe = None
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="pyengine-aio")
         if not self._own and settings:
@@ -93,16 +95,22 @@ class AsyncLlama:
     async def open(self) -> Llama:
         """The model, opened if it is not open yet. What fails is tried again by the next call."""
         while self._llama is None:
-            if self._opening is None:
-                self._opening = asyncio.ensure_future(self.work(Llama, self._given, **self._settings))
-            opening = self._opening
+            with self._lock:
+                if self._llama is not None:
+                    break
+                if self._opening is None:
+                    self._opening = self._pool.submit(Llama, self._given, **self._settings)
+                opening = self._opening
             try:
                 # Whoever is cancelled leaves the others waiting for the same model.
-                llama = await asyncio.shield(opening)
-            finally:
-                if opening.done() and self._opening is opening:
-                    self._opening = None
-            self._llama = llama
+                llama = await asyncio.shield(asyncio.wrap_future(opening))
+            except BaseException:
+                with self._lock:
+                    if opening.done() and self._opening is opening:
+                        self._opening = None
+                raise
+            with self._lock:
+                self._llama, self._opening = llama, None
         return self._llama
 
     async def close(self) -> None:

@@ -385,6 +385,40 @@ def test_many_first_calls_open_once(path):
     run(first())
 
 
+def test_first_calls_of_several_loops_open_once(path, monkeypatch):
+    """Each loop waits for the same opening, though a future belongs to one loop."""
+    from pyengine import aio
+
+    opened, asked = [], threading.Barrier(3)
+
+    class Slow(aio.Llama):
+        def __init__(self, *args, **settings):
+            opened.append(args)
+            asked.wait(30)               # until every loop has asked
+            super().__init__(*args, **settings)
+
+    out = {}
+    monkeypatch.setattr(aio, "Llama", Slow)
+    llm = AsyncLlama(path, n_ctx=64)
+
+    def ask(i):
+        async def go():
+            call = asyncio.ensure_future(llm.tokenize("one"))
+            await asyncio.sleep(0)
+            await asyncio.get_running_loop().run_in_executor(None, asked.wait, 30)
+            return await call
+
+        out[i] = run(go())
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    run(llm.close())
+    assert len(opened) == 1 and len(out) == 2 and out[0] == out[1]
+
+
 def test_a_model_that_does_not_open_is_tried_again(path, tmp_path):
     async def twice():
         late = tmp_path / "late.gguf"
