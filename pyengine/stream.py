@@ -304,7 +304,8 @@ class EngineThread:
 
     @property
     def healthy(self) -> bool:
-        return (self._fault is None and not self._closing and self.pid == os.getpid()
+        # The engine's own word comes first: who was told of a fault and asks at once must not hear that all is well.
+        return (self._fault is None and not isinstance(self.engine.fault, FileChangedError) and not self._closing and self.pid == os.getpid()
                 and (self._thread is None or self._thread.is_alive()))
 
     def running(self) -> list:

@@ -472,3 +472,20 @@ def test_healthy_while_its_thread_begins(path, monkeypatch):
         llm.generate("x", max_tokens=2)
         assert seen == [True] and llm.healthy
     assert not llm.healthy
+
+
+def test_a_fault_shows_before_anybody_is_told_of_it(path, tmp_path):
+    import os
+
+    copy = tmp_path / "model.gguf"
+    copy.write_bytes(path.read_bytes())
+    with pyengine.Llama(copy, n_ctx=64) as llm:
+        os.utime(copy, ns=(1, 1))
+        seen, told = [], threading.Event()
+
+        def notify(job):
+            seen.append(llm.healthy)
+            told.set()
+
+        (job,) = llm.start([[5]], notify=notify)
+        assert told.wait(30) and isinstance(job.error, pyengine.FileChangedError) and seen[0] is False
