@@ -214,7 +214,7 @@ def test_masks_do_not_depend_on_the_cache(tokenizer, grammars, walk):
 
 def test_without_the_extra(tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(GrammarError, match=r"pip install pyengine-gguf\[grammar\]"):
+    with pytest.raises(GrammarError, match=r"pip install 'pyengine-gguf\[grammar\]'"):
         Grammars(tokenizer, tokenizer.n_vocab).constraint("regex", "a")
 
 
