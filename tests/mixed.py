@@ -20,14 +20,19 @@ SCHEMA = {
 }
 
 
+GROWING = 12
+
+
 def requests(n, seed=1, cancelled=0.15):
     """n requests: (path, body, after): `after` None, or how many seconds or events later the client goes away."""
     rng, out = random.Random(seed), []
     for i in range(n):
-        kind = rng.choices(["short", "long", "chat", "schema"], [4, 2, 3, 1])[0]
+        kind = rng.choices(["short", "long", "chat", "schema"], [4, 2, 3, 1])[0] if i >= GROWING else "growing"
         body = {"model": "default", "seed": rng.randrange(1 << 31), "temperature": rng.choice([0, 0.8]),
                 "stream": rng.random() < 0.5, "priority": rng.choice([0, 0, 1])}
-        if kind == "short":
+        if kind == "growing":        # they begin together on a page each and come to want five: a small pool has to preempt
+            body.update(prompt=f"{i}. {rng.choice(PROMPTS)}", max_tokens=280, ignore_eos=True, priority=0)
+        elif kind == "short":
             body.update(prompt=f"{i}. {rng.choice(PROMPTS)}", max_tokens=rng.choice([6, 24, 64, 192]))
         elif kind == "long":         # a common beginning of any length, then a text of its own
             text = " ".join(" ".join(PASSAGES).split()[:rng.randrange(100, 700)])
@@ -41,15 +46,15 @@ def requests(n, seed=1, cancelled=0.15):
         else:
             body.update(messages=[{"role": "user", "content": f"Describe pet number {i} as JSON with name, age and kind."}],
                         max_tokens=96, response_format={"type": "json_schema", "json_schema": {"name": "pet", "strict": True, "schema": SCHEMA}})
-        if rng.random() < 0.15:
+        if rng.random() < 0.15 and kind != "growing":
             body["n"] = 2
-        if rng.random() < 0.15:
+        if rng.random() < 0.15 and kind != "growing":
             body["stop"] = rng.choice([["\n"], [".", "!"], " the"])
         if rng.random() < 0.2:
             body.update({"logprobs": True, "top_logprobs": 3} if "messages" in body else {"logprobs": 3})
         if rng.random() < 0.1:
             body["frequency_penalty"] = 0.7
-        after = rng.choice([0.0, 0.02, 0.2, 1.0]) if rng.random() < cancelled else None
+        after = rng.choice([0.0, 0.02, 0.2, 1.0]) if rng.random() < cancelled and kind != "growing" else None
         if body["stream"]:
             body["stream_options"] = {"include_usage": True}
         out.append(("/v1/chat/completions" if "messages" in body else "/v1/completions", body, after))
