@@ -25,8 +25,15 @@ enum {
   PE_Q4_K = 12,
   PE_Q5_K = 13,
   PE_Q6_K = 14,
+  PE_IQ2_XXS = 16,
+  PE_IQ2_XS = 17,
+  PE_IQ3_XXS = 18,
+  PE_IQ1_S = 19,
   PE_IQ4_NL = 20,
+  PE_IQ3_S = 21,
+  PE_IQ2_S = 22,
   PE_IQ4_XS = 23,
+  PE_IQ1_M = 29,
   PE_BF16 = 30,
   PE_MXFP4 = 39,
 };
@@ -118,6 +125,59 @@ typedef struct PE_PACKED pe_iq4_xs {
   uint8_t qs[128];        /* 16 bytes per 32 elements: first 16 low nibbles, next 16 high */
 } pe_iq4_xs;
 
+/* ---- 256 elements per block, by codebook ------------------------------------------
+ * An entry of a codebook (iq_grids.h) stands for a group of eight elements (IQ3: of four). A
+ * scale s counts 2*s + 1. Signs: a bit per element, set for a negative one; IQ2_XXS, IQ2_XS and
+ * IQ3_XXS store seven of a group of eight, and the eighth makes their number even. */
+
+typedef struct PE_PACKED pe_iq2_xxs {
+  pe_half d;              /* x = d/8 * scale * +-entry */
+  struct PE_PACKED {      /* per 32 elements */
+    uint8_t qs[4];        /* entries */
+    uint32_t signs;       /* four times seven signs, and the scale on top */
+  } g[8];
+} pe_iq2_xxs;
+
+typedef struct PE_PACKED pe_iq2_xs {
+  pe_half d;              /* x = d/8 * scale * +-entry */
+  uint16_t qs[32];        /* nine bits entry, seven signs */
+  uint8_t scales[8];      /* per 16 elements, low nibble first */
+} pe_iq2_xs;
+
+typedef struct PE_PACKED pe_iq2_s {
+  pe_half d;              /* x = d/8 * scale * +-entry */
+  uint8_t qs[32];         /* low eight bits of the entries */
+  uint8_t signs[32];
+  uint8_t qh[8];          /* their upper two bits, four groups per byte, lowest first */
+  uint8_t scales[8];      /* per 16 elements, low nibble first */
+} pe_iq2_s;
+
+typedef struct PE_PACKED pe_iq3_xxs {
+  pe_half d;              /* x = d/4 * scale * +-entry */
+  uint8_t qs[64];         /* entries */
+  uint32_t signs[8];      /* per 32 elements, as in IQ2_XXS */
+} pe_iq3_xxs;
+
+typedef struct PE_PACKED pe_iq3_s {
+  pe_half d;              /* x = d * scale * +-entry */
+  uint8_t qs[64];         /* low eight bits of the entries */
+  uint8_t qh[8];          /* the ninth, a bit per entry */
+  uint8_t signs[32];
+  uint8_t scales[4];      /* per 32 elements, low nibble first */
+} pe_iq3_s;
+
+typedef struct PE_PACKED pe_iq1_s {
+  pe_half d;              /* x = d * scale * (entry +- 1/8) */
+  uint8_t qs[32];         /* low eight bits of the entries */
+  uint16_t qh[8];         /* per 32 elements: four times three upper bits, three bits scale, and set for -1/8 */
+} pe_iq1_s;
+
+typedef struct PE_PACKED pe_iq1_m {
+  uint8_t qs[32];         /* low eight bits of the entries */
+  uint8_t qh[16];         /* a nibble per group: three upper bits, and set for -1/8 */
+  uint16_t scales[4];     /* four times three bits, per 16 elements; the top nibbles are d, lowest first */
+} pe_iq1_m;               /* x = d * scale * (entry +- 1/8) */
+
 _Static_assert(sizeof(pe_half) == 2, "F16 and BF16 elements");
 _Static_assert(sizeof(pe_q4_0) == 18, "Q4_0 block");
 _Static_assert(sizeof(pe_q4_1) == 20, "Q4_1 block");
@@ -132,5 +192,12 @@ _Static_assert(sizeof(pe_q4_k) == 144, "Q4_K block");
 _Static_assert(sizeof(pe_q5_k) == 176, "Q5_K block");
 _Static_assert(sizeof(pe_q6_k) == 210, "Q6_K block");
 _Static_assert(sizeof(pe_iq4_xs) == 136, "IQ4_XS block");
+_Static_assert(sizeof(pe_iq2_xxs) == 66, "IQ2_XXS block");
+_Static_assert(sizeof(pe_iq2_xs) == 74, "IQ2_XS block");
+_Static_assert(sizeof(pe_iq2_s) == 82, "IQ2_S block");
+_Static_assert(sizeof(pe_iq3_xxs) == 98, "IQ3_XXS block");
+_Static_assert(sizeof(pe_iq3_s) == 110, "IQ3_S block");
+_Static_assert(sizeof(pe_iq1_s) == 50, "IQ1_S block");
+_Static_assert(sizeof(pe_iq1_m) == 56, "IQ1_M block");
 _Static_assert(_Alignof(pe_q6_k) == 1 && _Alignof(pe_q4_0) == 1, "blocks may start at any byte");
 #endif

@@ -36,6 +36,7 @@ static inline const uint8_t *pe_act_small(const uint8_t *x, int64_t k) {
 
 /* Tables of the kernel files; kernels.c gathers them. A table ends with a row whose fn is NULL. */
 extern const pe_row pe_rows_scalar[];
+extern const pe_row pe_rows_scalar_iq[];
 #if defined(__x86_64__) || defined(_M_X64)
 extern const pe_row pe_rows_float_avx2[];
 extern const pe_row pe_rows_float_avx512[];

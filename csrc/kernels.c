@@ -9,6 +9,7 @@
 
 static const pe_row *const row_tables[] = {
     pe_rows_scalar,
+    pe_rows_scalar_iq,
 #if defined(__x86_64__) || defined(_M_X64)
     pe_rows_float_avx2,
     pe_rows_float_avx512,

@@ -2,14 +2,8 @@
  * Every other kernel must give these bits (docs/arithmetic.md says the same in words).
  * Not fast, but a real tier: it runs on any machine and needs no instruction beyond
  * the base set (on x86-64 that is SSE2), so fma is pe_fmaf and halves are converted
- * by integers. Reached through pe_rows_scalar and pe_dequant only. */
-#include <string.h>
-
-#include "blocks.h"
-#include "kernel.h"
-#include "softfloat.h"
-
-#define INLINE static inline __attribute__((always_inline))
+ * by integers. IQ1 to IQ3 are in mm_scalar_iq.c. Reached through pe_rows_scalar and pe_dequant only. */
+#include "mm_scalar.h"
 
 /* ---- blocks of 32 ------------------------------------------------------------------ */
 
@@ -129,13 +123,6 @@ INLINE void dequant_block32(float *y, const uint8_t *w, int64_t k, int64_t size,
 
 /* ---- blocks of 256 ----------------------------------------------------------------- */
 
-typedef struct block256 {  /* weight i is (d*sc[i/16])*q[i] - dmin*mn[i/16] */
-  float d, dmin;
-  int8_t q[256];           /* offset (4, 32) already taken off */
-  int8_t sc[16];           /* per 16 elements; types with a scale per 32 repeat it */
-  uint8_t mn[16];
-} block256;
-
 /* Two bits each, 32 bytes per 128 elements: Q2_K, Q3_K, and the upper bits of Q6_K. */
 INLINE void pairs256(int8_t *q, const uint8_t *qs, int shift_out) {
   for (int h = 0; h < 2; h++)
@@ -231,57 +218,6 @@ INLINE void unpack_iq4_xs(block256 *u, const uint8_t *w) {
   }
 }
 
-INLINE void mm_block256(const pe_mm *m, int64_t size, void (*unpack)(block256 *, const uint8_t *), int minima) {
-  int64_t n_blocks = m->k / 256;
-  for (int64_t r = m->r0; r < m->r1; r++) {
-    const uint8_t *w = m->w + r * m->w_stride;
-    for (int64_t t = 0; t < m->n; t++) m->y[t * m->y_stride + r] = 0.0f;
-    for (int64_t b = 0; b < n_blocks; b++) {
-      block256 u;
-      unpack(&u, w + b * size);
-      for (int64_t t = 0; t < m->n; t++) {
-        const uint8_t *x = m->x + t * m->x_stride;
-        const int8_t *q = pe_act_q(x) + 256 * b;
-        float da = pe_act_d(x, m->k)[b];
-        /* |isum| <= 16 * |w| * 127, |w| being 3 (Q2_K), 4 (Q3_K), 15 (Q4_K), 31 (Q5_K), 32 (Q6_K),
-         * 127 (IQ4_XS);
-         * |S| <= 16 * |sc| * |isum|: Q2_K 16*15*6 096 = 1 463 040, Q3_K 16*32*8 128 = 4 161 536,
-         * Q4_K 16*63*30 480 = 30 723 840, Q5_K 16*63*62 992 = 63 495 936,
-         * Q6_K 16*128*65 024 = 133 169 152, IQ4_XS 16*32*258 064 = 132 128 768. All below 2^31. From 2^24 on, (float)S rounds:
-         * a kernel must reach the same total as an integer before it converts. */
-        int32_t S = 0;
-        for (int g = 0; g < 16; g++) {
-          int32_t isum = 0;
-          for (int j = 0; j < 16; j++) isum += (int32_t)u.q[16 * g + j] * q[16 * g + j];
-          S += u.sc[g] * isum;
-        }
-        float *y = &m->y[t * m->y_stride + r];
-        if (minima) {
-          /* |N| <= 16 * mn * 16 * 127: Q2_K (15) 487 680, Q4_K and Q5_K (63) 2 048 256; below 2^24, so exact. */
-          const int16_t *asum = pe_act_s16(x, m->k) + 16 * b;
-          int32_t N = 0;
-          for (int g = 0; g < 16; g++) N += (int32_t)u.mn[g] * asum[g];
-          *y = pe_fmaf(da, pe_fmaf(u.d, (float)S, -(u.dmin * (float)N)), *y);
-        } else {
-          *y = pe_fmaf(da, u.d * (float)S, *y);
-        }
-      }
-    }
-  }
-}
-
-INLINE void dequant_block256(float *y, const uint8_t *w, int64_t k, int64_t size,
-                             void (*unpack)(block256 *, const uint8_t *), int minima) {
-  for (int64_t b = 0; b < k / 256; b++) {
-    block256 u;
-    unpack(&u, w + b * size);
-    for (int j = 0; j < 256; j++) {
-      float x = u.d * (float)u.sc[j / 16] * (float)u.q[j];
-      y[256 * b + j] = minima ? x - u.dmin * (float)u.mn[j / 16] : x;
-    }
-  }
-}
-
 /* ---- float weights ------------------------------------------------------------------ */
 
 INLINE void load_f32(float *x, const uint8_t *w, int n) { memcpy(x, w, 4 * (size_t)n); }
@@ -344,11 +280,6 @@ INLINE void dequant_float(float *y, const uint8_t *w, int64_t k, int64_t size,
 #define FLOAT(name, size)                                                                    \
   static void mm_##name(const pe_mm *m) { mm_float(m, size, load_##name); }                  \
   static void dequant_##name(float *y, const uint8_t *w, int64_t k) { dequant_float(y, w, k, size, load_##name); }
-#define BLOCK(elements, name, extra)                                                         \
-  static void mm_##name(const pe_mm *m) { mm_block##elements(m, sizeof(pe_##name), unpack_##name, extra); } \
-  static void dequant_##name(float *y, const uint8_t *w, int64_t k) {                        \
-    dequant_block##elements(y, w, k, sizeof(pe_##name), unpack_##name, extra);               \
-  }
 
 FLOAT(f32, 4)
 FLOAT(f16, 2)
@@ -367,8 +298,6 @@ BLOCK(256, q5_k, 1)
 BLOCK(256, q6_k, 0)
 BLOCK(256, iq4_xs, 0)
 
-#define ROW(type, act, name) {"mm_" #name "_scalar", type, act, PE_ISA_SCALAR, 1, INT32_MAX, mm_##name}
-
 const pe_row pe_rows_scalar[] = {
     ROW(PE_F32, PE_ACT_F32, f32),    ROW(PE_F16, PE_ACT_F32, f16),    ROW(PE_BF16, PE_ACT_F32, bf16),
     ROW(PE_Q4_0, PE_ACT_Q32, q4_0),  ROW(PE_Q4_1, PE_ACT_Q32, q4_1),  ROW(PE_Q5_0, PE_ACT_Q32, q5_0),
@@ -378,25 +307,24 @@ const pe_row pe_rows_scalar[] = {
     ROW(PE_IQ4_XS, PE_ACT_Q256, iq4_xs), {0},
 };
 
-static const struct {
-  int32_t type, block;
-  void (*fn)(float *, const uint8_t *, int64_t);
-} dequants[] = {
+static const pe_dequants dequants[] = {
     {PE_F32, 1, dequant_f32},     {PE_F16, 1, dequant_f16},     {PE_BF16, 1, dequant_bf16},
     {PE_Q4_0, 32, dequant_q4_0},  {PE_Q4_1, 32, dequant_q4_1},  {PE_Q5_0, 32, dequant_q5_0},
     {PE_Q5_1, 32, dequant_q5_1},  {PE_Q8_0, 32, dequant_q8_0},  {PE_Q2_K, 256, dequant_q2_k},
     {PE_Q3_K, 256, dequant_q3_k}, {PE_Q4_K, 256, dequant_q4_k}, {PE_Q5_K, 256, dequant_q5_k},
     {PE_Q6_K, 256, dequant_q6_k}, {PE_IQ4_NL, 32, dequant_iq4_nl}, {PE_MXFP4, 32, dequant_mxfp4},
-    {PE_IQ4_XS, 256, dequant_iq4_xs},
+    {PE_IQ4_XS, 256, dequant_iq4_xs}, {0},
 };
 
 int pe_dequant(int32_t wtype, const void *row, float *y, int64_t k) {
-  for (size_t i = 0; i < sizeof dequants / sizeof dequants[0]; i++) {
-    if (dequants[i].type != wtype) continue;
-    if (k < 0 || k % dequants[i].block != 0) return PE_EINVAL;
-    dequants[i].fn(y, row, k);
-    return PE_OK;
-  }
+  static const pe_dequants *const tables[] = {dequants, pe_dequants_iq};
+  for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
+    for (const pe_dequants *d = tables[i]; d->fn; d++) {
+      if (d->type != wtype) continue;
+      if (k < 0 || k % d->block != 0) return PE_EINVAL;
+      d->fn(y, row, k);
+      return PE_OK;
+    }
   return PE_EINVAL;
 }
 

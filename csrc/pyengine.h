@@ -74,6 +74,7 @@ const pe_row *pe_rows(int32_t *n);               /* every row in this build, whe
 int64_t pe_kv_bytes(int32_t kv_type, int64_t d); /* of K or V of one head in one page; -1 if d is not legal */
 int64_t pe_act_stride(int32_t act, int64_t k);   /* bytes of an activation row, a multiple of 64; -1 if k is not legal */
 int pe_dequant(int32_t wtype, const void *row, float *y, int64_t k);  /* PE_EINVAL: type or k not supported */
+const int8_t *pe_iq_grid(int32_t wtype, int32_t *entries, int32_t *elements);  /* codebook, a byte per element (iq_grids.h); NULL: none */
 void pe_fma_soft(float *y, const float *a, const float *b, const float *c, int64_t n);  /* for tests: softfloat.h */
 void pe_half_soft(uint16_t *h, float *y, const float *x, int64_t n);  /* for tests: x to half h and back to y */
 

@@ -201,11 +201,103 @@ def _iq4_xs(b):
     return _scaled(_f16(b[:, :2]), (low | high << 4).astype("i1") - 32, q)
 
 
+# IQ1 to IQ3: a group of eight elements (IQ3: four) is an entry of a codebook, with a sign per element
+# (IQ1: an eighth more or less per group); a sub-scale s counts 2*s + 1. csrc/blocks.h has the layouts.
+
+
+def _entries(name: str, at):
+    """The codebook's entries at the given places [n, groups]: int8 [n, 256]."""
+    import numpy as np
+
+    n, width = ffi.new("int32_t *"), ffi.new("int32_t *")
+    table = lib.pe_iq_grid(BY_NAME[name].id, n, width)
+    return np.frombuffer(ffi.buffer(table, n[0] * width[0]), "i1").reshape(n[0], width[0])[at].reshape(len(at), 256)
+
+
+def _signed(q, signs):
+    """q [n, 256], negative where the bit of `signs` [n, 32] is set."""
+    return q * (1 - 2 * _bit_string(signs).astype("i1"))
+
+
+def _even_signs(s):
+    """Seven stored signs, and an eighth that makes the number of set ones even."""
+    odd = s ^ s >> 4
+    odd ^= odd >> 2
+    odd ^= odd >> 1
+    return (s | (odd & 1) << 7).astype("u1")
+
+
+def _signs_and_scales(b):
+    """Words of four times seven signs with a scale on top: signs [n, 32], 2*s + 1 [n, 8], from [8n, 4] bytes."""
+    import numpy as np
+
+    words = b.view("<u4")
+    signs = (words >> np.array([0, 7, 14, 21], "u4")) & 127
+    return _even_signs(signs.reshape(-1, 32)), 2 * (words.reshape(-1, 8) >> 28) + 1
+
+
+def _nibble_scales(b):
+    """2*s + 1 for each nibble: [n, 2*bytes]."""
+    return 2 * _nibbles(b, 1) + 1
+
+
+def _iq2_xxs(b):
+    groups = b[:, 2:].reshape(-1, 8)
+    signs, sc = _signs_and_scales(groups[:, 4:])
+    return _scaled(_f16(b[:, :2]) / 8, sc, _signed(_entries("IQ2_XXS", groups[:, :4].reshape(-1, 32)), signs))
+
+
+def _iq2_xs(b):
+    words = b[:, 2:66].view("<u2")
+    q = _signed(_entries("IQ2_XS", words & 511), _even_signs(words >> 9))
+    return _scaled(_f16(b[:, :2]) / 8, _nibble_scales(b[:, 66:]), q)
+
+
+def _iq2_s(b):
+    at = b[:, 2:34] | _fields(b[:, 66:74], 2).transpose(0, 2, 1).reshape(-1, 32).astype("u2") << 8
+    return _scaled(_f16(b[:, :2]) / 8, _nibble_scales(b[:, 74:]), _signed(_entries("IQ2_S", at), b[:, 34:66]))
+
+
+def _iq3_xxs(b):
+    signs, sc = _signs_and_scales(b[:, 66:].reshape(-1, 4))
+    return _scaled(_f16(b[:, :2]) / 4, sc, _signed(_entries("IQ3_XXS", b[:, 2:66]), signs))
+
+
+def _iq3_s(b):
+    at = b[:, 2:66] | _bit_string(b[:, 66:74]).astype("u2") << 8
+    return _scaled(_f16(b[:, :2]), _nibble_scales(b[:, 106:]), _signed(_entries("IQ3_S", at), b[:, 74:106]))
+
+
+def _shifted(q, less):
+    """Entries of IQ1 (eight times the element), one less or more by group of eight: `less` [n, 32]."""
+    return (q.reshape(-1, 32, 8) + (1 - 2 * less.astype("i1"))[:, :, None]).reshape(-1, 256)
+
+
+def _iq1_s(b):
+    import numpy as np
+
+    high = b[:, 34:50].view("<u2")
+    at = b[:, 2:34] | (high[:, :, None] >> np.array([0, 3, 6, 9], "u2") & 7).reshape(-1, 32) << 8
+    q = _shifted(_entries("IQ1_S", at), np.repeat(high >> 15, 4, axis=1))
+    return _scaled(_f16(b[:, :2]) / 8, 2 * (high >> 12 & 7) + 1, q)
+
+
+def _iq1_m(b):
+    import numpy as np
+
+    words, high = b[:, 48:56].view("<u2"), _nibbles(b[:, 32:48], 1).astype("u2")
+    d = (words >> 12 << np.array([0, 4, 8, 12], "u2")).sum(axis=1, keepdims=True, dtype="u2").view("<f2").astype("f4")
+    sc = 2 * (words[:, :, None] >> np.array([0, 3, 6, 9], "u2") & 7).reshape(-1, 16) + 1
+    return _scaled(d / 8, sc, _shifted(_entries("IQ1_M", b[:, :32] | (high & 7) << 8), high >> 3))
+
+
 _MEANING = {
     "F32": _f32_rows, "F16": _f16_rows, "BF16": _bf16_rows,
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
     "IQ4_NL": _iq4_nl, "MXFP4": _mxfp4,
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs,
+    "IQ1_S": _iq1_s, "IQ1_M": _iq1_m, "IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s,
+    "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s,
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from pyengine import quants
 from pyengine.errors import RequestError, UnsupportedError
+from pyengine.native import ffi, lib
 
 
 def test_sizes_are_those_of_the_gguf_package():
@@ -25,14 +26,27 @@ def test_sizes_are_those_of_the_gguf_package():
 
 def test_which_types_have_kernels():
     assert {t.name for t in quants.TYPES.values() if t.act is not None} == set(quants._MEANING)
-    assert quants.BY_NAME["IQ3_S"].act is None
+    assert quants.BY_NAME["Q8_K"].act is None
+
+
+def test_codebooks_are_those_of_the_gguf_package():
+    for name, part in {"IQ1_S": 8, "IQ1_M": 8, "IQ2_XXS": 1, "IQ2_XS": 1, "IQ2_S": 1, "IQ3_XXS": 1, "IQ3_S": 1}.items():
+        theirs = getattr(gguf.quants, name)
+        theirs.init_grid()
+        entries, width = theirs.grid_shape
+        places = np.zeros((-(-entries * width // 256), 256 // width), "i8")
+        places.ravel()[:entries] = np.arange(entries)
+        ours = quants._entries(name, places).reshape(-1, width)[:entries]
+        assert np.array_equal(ours, theirs.grid.reshape(entries, width) * part), name
+    n = ffi.new("int32_t[2]")
+    assert lib.pe_iq_grid(quants.BY_NAME["Q4_K"].id, n, n + 1) == ffi.NULL and list(n) == [0, 0]
 
 
 def test_refusals_name_what_was_asked():
     with pytest.raises(UnsupportedError, match="999"):
         quants.by_id(999)
-    with pytest.raises(UnsupportedError, match="IQ2_XXS"):
-        quants.dequantize(16, bytes(66), 256)
+    with pytest.raises(UnsupportedError, match="Q8_K"):
+        quants.dequantize(15, bytes(292), 256)
     with pytest.raises(RequestError, match="block of 256"):
         quants.BY_NAME["Q4_K"].row_bytes(128)
     with pytest.raises(RequestError, match="143 bytes"):

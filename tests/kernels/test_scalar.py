@@ -9,15 +9,12 @@ import exact
 import gguf
 import numpy as np
 import pytest
+from scales import HALVES, halves, set_half
 
 from pyengine import quants
 from pyengine.native import TIERS, ffi, lib
 
-HALVES = {  # byte offsets of the f16 scale and minimum in a block
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
-    "IQ4_NL": (0,), "MXFP4": (),
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,),
-}
+PART = {"IQ1_S": 8, "IQ1_M": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4}  # integers stand for so many parts of the scale
 F16_SCALED = [n for n in HALVES if HALVES[n]]  # MXFP4's scale is a byte e: 2^(e - 128)
 FLOATS = ("F32", "F16", "BF16")
 BLOCK32 = [n for n in HALVES if quants.BY_NAME[n].block == 32]
@@ -73,7 +70,7 @@ def set_halves(w, name, *values):
     if name == "MXFP4":  # the nearest power of two at or above
         blocks[:, 0] = 128 + np.ceil(np.log2(np.maximum(np.abs(values[0]), 2.0**-30)))
     for at, value in zip(HALVES[name], values):
-        blocks[:, at:at + 2] = np.broadcast_to(np.asarray(value, dtype=np.float16), len(blocks)).copy().view(np.uint8).reshape(-1, 2)
+        set_half(blocks, name, at, value)
 
 
 def random_weights(rng, name, n_rows, k):
@@ -94,14 +91,15 @@ def integers(w, name):
     if name == "MXFP4":
         scale = np.ldexp(1.0, raw[:, 0].astype("i4") - 128)
     else:
-        scale = raw[:, HALVES[name][0]:HALVES[name][0] + 2].copy().view(np.float16).astype("f4").ravel()
-    low = np.zeros_like(scale)
-    set_halves(raw, name, 1.0, 0.0)
+        scale = halves(raw, name, HALVES[name][0])
+    low, part = np.zeros_like(scale), PART.get(name, 1)
+    scale /= part
+    set_halves(raw, name, part, 0.0)
     q = package(raw, name).reshape(-1, t.block).astype("i8")
     mins = np.zeros_like(q)
     if len(HALVES[name]) == 2:
         at = HALVES[name][1]
-        low = w.reshape(-1, t.bytes)[:, at:at + 2].copy().view(np.float16).astype("f4").ravel()
+        low = halves(w.reshape(-1, t.bytes), name, at)
         raw = w.reshape(-1, t.bytes).copy()
         set_halves(raw, name, 0.0, 1.0)
         mins = package(raw, name).reshape(-1, t.block).astype("i8")
@@ -217,7 +215,7 @@ def test_every_byte_as_a_scale_of_mxfp4():
 def test_dequant_refuses():
     y = ffi.new("float[512]")
     raw = ffi.new("uint8_t[2048]")
-    assert lib.pe_dequant(16, raw, y, 256) == lib.PE_EINVAL     # a known type without kernels
+    assert lib.pe_dequant(15, raw, y, 256) == lib.PE_EINVAL     # a known type without kernels
     assert lib.pe_dequant(999, raw, y, 256) == lib.PE_EINVAL
     assert lib.pe_dequant(12, raw, y, 128) == lib.PE_EINVAL     # half a block
     assert lib.pe_dequant(2, raw, y, 33) == lib.PE_EINVAL
