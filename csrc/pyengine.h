@@ -265,6 +265,19 @@ int64_t pe_sample_scratch(int64_t n_rows);       /* -1: n_rows out of range */
 double pe_coin(uint64_t seed, uint32_t sequence, uint64_t position, uint32_t use);  /* [0, 1), 53 bits */
 int pe_sample_run(pe_sample *s, const pe_vops *v);
 
+/* ---- divergence.c: what a row of logits says, and how far another model's is from it ---- */
+typedef struct pe_divergence {
+  const float *p, *q;      /* n logits each; q may be NULL */
+  int64_t n;
+  /* results */
+  float p_max, q_max;
+  int32_t p_best, q_best;  /* ids of the largest, ties by lowest id */
+  double p_sum, q_sum;     /* of exp(logit - max) */
+  double mean;             /* E[d], d = (p - p_max) - (q - q_max), under softmax(p) */
+  double change;           /* E[exp(-d) - 1]; KL(p || q) = mean + log1p(change) */
+} pe_divergence;
+int pe_divergence_run(pe_divergence *r, const pe_vops *v);   /* PE_EINVAL, PE_ENONFINITE */
+
 /* ---- pool.c, exec.c: threads, instructions, steps ------------------------------ */
 typedef struct pe_pool pe_pool;
 int pe_pool_new(pe_pool **out, int32_t n_threads);   /* n_threads counts the caller: n_threads-1 are made */

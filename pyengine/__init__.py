@@ -12,6 +12,8 @@ _HOME = {
     "Completion": "stream",
     "Stream": "stream",
     "Session": "session",
+    "perplexity": "evaluate",
+    "compare": "evaluate",
     "PyengineError": "errors",
     "GGUFError": "errors",
     "UnsupportedError": "errors",

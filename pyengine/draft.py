@@ -195,19 +195,22 @@ def plan(path, like, *, n_ctx, free, n_threads, **settings) -> "fit.Fit":
 
 def same_vocabulary(gguf, like) -> None:
     """A guess is an id: it has to mean the same token in both."""
+    what = difference(gguf, like)
+    if what:
+        raise RequestError(f"speculate: the draft model {_name(gguf)} has another vocabulary than {_name(like)}: {what}", param="speculate")
+
+
+def difference(gguf, like) -> "str | None":
+    """What of the two files' vocabularies differs first; None if every id means the same token in both."""
     key = "tokenizer.ggml.model"
     kinds = gguf.get_str(key, default=""), like.get_str(key, default="")
     mine, theirs = (list(g.get_strings("tokenizer.ggml.tokens", default=())) for g in (gguf, like))
     if kinds != (kinds[0],) * 2:
-        what = f"one is {quoted(kinds[0])}, the other {quoted(kinds[1])}"
-    elif len(mine) != len(theirs):
-        what = f"{len(mine)} and {len(theirs)} tokens"
-    elif mine != theirs:
-        i = next(i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b)
-        what = f"token {i} is {quoted(mine[i], 40)} and {quoted(theirs[i], 40)}"
-    else:
-        return
-    raise RequestError(f"speculate: the draft model {_name(gguf)} has another vocabulary than {_name(like)}: {what}", param="speculate")
+        return f"one is {quoted(kinds[0])}, the other {quoted(kinds[1])}"
+    if len(mine) != len(theirs):
+        return f"{len(mine)} and {len(theirs)} tokens"
+    i = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), None)
+    return None if i is None else f"token {i} is {quoted(mine[i], 40)} and {quoted(theirs[i], 40)}"
 
 
 def _name(gguf) -> str:

@@ -36,6 +36,7 @@ class Llama:
     n_threads_batch  threads for prompts and batches, steps of 8 rows and more (64 where cores differ); None: n_threads, else what was tuned,
                  else all cores within affinity and quota
     n_batch      most tokens of one step
+    n_wanted     most rows of logits of one step, each of the vocabulary's size; None: 32. logits() and evaluate.py are faster with more
     kv_type      type of the KV cache, "f16", "q8_0" (17/32 of its bytes) or "q4_0" (9/32, at a price: docs/memory.md)
     cache_tokens positions that the KV cache holds for all sequences together; None: max_seqs whole sequences, or what memory has room for
     prefix_file  a file that the prefix cache is read from now and written to by close(): a long system prompt survives a restart.
@@ -54,7 +55,7 @@ class Llama:
     requests run in the same steps. Close it, or use it in a with block.
     """
 
-    def __init__(self, model_path, *, n_ctx=None, max_seqs=4, n_threads=None, n_threads_batch=None, n_batch=512, kv_type="f16",
+    def __init__(self, model_path, *, n_ctx=None, max_seqs=4, n_threads=None, n_threads_batch=None, n_batch=512, n_wanted=None, kv_type="f16",
                  cache_tokens=None, prefix_cache=True, prefix_file=None, max_queue=None, speculate="lookup", mmap=True, mlock=False, verbose=False, fuse=True,
                  isa=None, profile=False, tune=True):
         self._close = None
@@ -62,6 +63,7 @@ class Llama:
         n_ctx = 0 if auto else whole("n_ctx", n_ctx, 0, fit.MAX_CTX, none=True) or None     # 0: fill memory, and say nothing
         max_seqs = whole("max_seqs", max_seqs, 1, 1024)
         n_batch = whole("n_batch", n_batch, 1, 1 << 16)
+        n_wanted = whole("n_wanted", n_wanted, 1, 1 << 16, none=True)
         n_threads = whole("n_threads", n_threads, 1, 1024, none=True)
         n_threads_batch = whole("n_threads_batch", n_threads_batch, 1, 1024, none=True)
         self.cache_tokens = whole("cache_tokens", cache_tokens, 1, fit.MAX_CTX, none=True)
@@ -95,7 +97,7 @@ class Llama:
                 if self._free is not None:
                     self._free = max(0, self._free - small.own - small.weights)
             self.memory = self._plan(n_ctx, not mmap, max(most), dict(
-                max_seqs=max_seqs, max_tokens=n_batch, max_wanted=max(32, max_seqs), kv_type=kv_type,
+                max_seqs=max_seqs, max_tokens=n_batch, max_wanted=max(n_wanted or 32, max_seqs), kv_type=kv_type,
                 isa=isa, fuse=fuse, tuned=self.tuned))
             self._program = self.memory.program
             from .engine import Engine

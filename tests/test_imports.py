@@ -49,12 +49,13 @@ ALLOWED = {
     "statefile": set(),
     "session": {"statefile", "request"},
     "llama": {"session", "draft", "speculate", "request", "grammar", "choose", "fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
+    "evaluate": {"llama", "stream", "draft", "fit", "gguf", "native", "request", "sampling"},
     "aio": {"llama"},
     "serve": {"aio", "llama", "request", "sampling", "__init__", "chat"},
     "compat": {"llama", "grammar", "gguf", "tokenizer", "chat", "sampling", "native", "machine"},
-    "cli": {"serve", "llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
+    "cli": {"evaluate", "serve", "llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }
-HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub", "llguidance")
+HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub", "llguidance", "matplotlib")
 
 
 def unit(path):

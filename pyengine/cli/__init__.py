@@ -16,6 +16,8 @@ COMMANDS = {
     "explain": "print the compiled program of a model",
     "fit": "say what memory a model needs, and what to change if it is not there",
     "tune": "measure what is fastest on this machine, and remember it",
+    "perplexity": "say how well a model foretells a text",
+    "compare": "say what quantizations of a model lose on a text, and what they gain in size and speed",
     "bench": "measure prompt processing and generation",
     "doctor": "say what this machine gives and what is used of it",
 }

@@ -61,20 +61,28 @@ def load(args, **more):
     """The model that the options name; more: further arguments of Llama."""
     from ..llama import Llama
 
-    if args.hf_repo is not None:
-        if args.model is not None:
-            raise SystemExit("-m and -hf name two models: expected one")
-        from .. import catalog
+    return Llama(model_path(args), **llama_settings(args), **more)
 
-        path = catalog.hub(args.hf_repo)
-    else:
-        path = default_model() if args.model is None else args.model
+
+def model_path(args) -> str:
+    """What -m, -hf or the catalog's default name; fetched if it has to be."""
+    if args.hf_repo is None:
+        return default_model() if args.model is None else args.model
+    if args.model is not None:
+        raise SystemExit("-m and -hf name two models: expected one")
+    from .. import catalog
+
+    return catalog.hub(args.hf_repo)
+
+
+def llama_settings(args) -> dict:
+    """The options of add_model() as arguments of Llama."""
     if args.cache_type_v not in (None, args.cache_type_k):
         raise SystemExit(f"-ctk is {args.cache_type_k} and -ctv is {args.cache_type_v}: expected one kv_type for both")
-    return Llama(path, n_ctx=args.ctx_size, n_threads=None if args.threads < 0 else args.threads,
-                 n_threads_batch=None if args.threads_batch < 0 else args.threads_batch, n_batch=args.batch_size,
-                 kv_type=args.cache_type_k, mmap=not args.no_mmap, mlock=args.mlock, verbose=args.verbose, profile=args.profile,
-                 tune=not args.no_tune, **more)
+    return dict(n_ctx=args.ctx_size, n_threads=None if args.threads < 0 else args.threads,
+                n_threads_batch=None if args.threads_batch < 0 else args.threads_batch, n_batch=args.batch_size,
+                kv_type=args.cache_type_k, mmap=not args.no_mmap, mlock=args.mlock, verbose=args.verbose,
+                profile=args.profile, tune=not args.no_tune)
 
 
 def default_model() -> str:

@@ -2,6 +2,7 @@
 
 Against other engines: bench/compare.py. Imported by the command line only.
 """
+from ..evaluate import rate
 from . import arguments
 from .run import print_profile
 
@@ -42,17 +43,6 @@ def main(argv) -> int:
         if args.profile:
             print_profile(model)
     return 0
-
-
-def rate(model, n_prompt: int, n_gen: int, seed: int) -> float:
-    """Tokens per second of one run over made-up tokens."""
-    state, prompt = 12345 + seed, []
-    for _ in range(n_prompt):
-        state = (1103515245 * state + 12345) & 0x7FFFFFFF
-        prompt.append((state >> 8) % model.n_vocab)
-    # One token comes from the prompt's own logits; n_gen more take a step each.
-    result = model.generate(prompt, max_tokens=n_gen + 1 if n_gen else 0, temperature=0.0, ignore_eos=True)
-    return result.timings["predicted_per_second"] if n_gen else result.timings["prompt_per_second"]
 
 
 def _facts(model) -> dict:

@@ -183,8 +183,8 @@ def limits(name: str, args, report: dict, say) -> dict:
 
 def reached(path, args, say) -> dict:
     """Tokens per second of a prompt and of generation behind one token, medians of three."""
+    from ..evaluate import rate
     from ..llama import Llama
-    from .bench import rate
 
     threads = args.threads if args.threads > 0 else None
     with Llama(path, n_ctx=N_PROMPT + N_GENERATED, n_threads=threads, prefix_cache=False, speculate=None) as model:
