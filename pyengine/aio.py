@@ -47,9 +47,11 @@ class AsyncLlama:
         stream=True it is an asynchronous iterator of str pieces of one answer, with `result` at its end."""
         return self._answer(functools.partial(_generate, prompt), parameters, stream)
 
-    def chat(self, messages, *, stream=False, template_variables=None, **parameters):
+    def chat(self, messages, *, stream=False, tools=None, documents=None, chat_template=None, continue_final_message=False,
+             template_variables=None, **parameters):
         """As Llama.chat(), awaited or iterated like generate()."""
-        return self._answer(functools.partial(_chat, messages, template_variables), parameters, stream)
+        how = {"tools": tools, "documents": documents, "chat_template": chat_template, "continue_final_message": continue_final_message}
+        return self._answer(functools.partial(_chat, messages, template_variables, how), parameters, stream)
 
     async def start(self, prompts, **parameters) -> list:
         """Starts what Llama.start() starts and returns an Answer for each of its jobs, prompt-major."""
@@ -76,8 +78,8 @@ class AsyncLlama:
         await answer
         return found
 
-    async def chat_tokens(self, messages, template_variables=None) -> list:
-        return await self._call("chat_tokens", messages, template_variables)
+    async def chat_tokens(self, messages, template_variables=None, add_generation_prompt=True, **how) -> list:
+        return await self._call("chat_tokens", messages, template_variables, add_generation_prompt, **how)
 
     async def work(self, function, *args, **options):
         """function(*args, **options) in a thread: for what would hold up the event loop."""
@@ -399,5 +401,5 @@ def _generate(prompt, llama):
     return llama.prompts(prompt)
 
 
-def _chat(messages, template_variables, llama):
-    return [llama.chat_tokens(messages, template_variables)], False
+def _chat(messages, template_variables, how, llama):
+    return [llama.chat_tokens(messages, template_variables, **how)], False

@@ -44,7 +44,7 @@ class TokenizerError(PyengineError, ValueError):
 
 
 class TemplateError(PyengineError, ValueError):
-    pass
+    out_of_budget = False      # true: it does too much, and was ended
 
 
 class RequestError(PyengineError, ValueError):

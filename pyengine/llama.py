@@ -124,7 +124,7 @@ class Llama:
         self._close = weakref.finalize(self, _close, self._thread, self._gguf)
         self._lock = threading.RLock()
         self._tokenizer = None
-        self._template = self._scratch = self._grammars = None
+        self._templates = self._scratch = self._grammars = None
         if prefix_file is not None and os.path.exists(prefix_file):
             from .session import read_prefix
 
@@ -156,12 +156,18 @@ class Llama:
         return self._answers(*self.prompts(prompt), stream, options)
 
     @takes_options
-    def chat(self, messages, *, stream=False, template_variables=None, **options):
+    def chat(self, messages, *, stream=False, tools=None, documents=None, chat_template=None, continue_final_message=False,
+             template_variables=None, **options):
         """Answers a conversation [{"role": ..., "content": ...}, ...] in the file's own chat template.
 
-        template_variables: further variables for the template. The rest as in generate().
+        tools: JSON schemas of functions, documents: objects, both for the template to write out; calls in the answer stand in
+        its text as the model writes them. chat_template: one of chat_templates by name; None is "tool_use" where there are
+        tools and the file has it, else "default". continue_final_message: the answer goes on with the last message's text.
+        template_variables: further variables for the template. The rest as in generate(). docs/templates.md has the details.
         """
-        return self._answers([self.chat_tokens(messages, template_variables)], False, stream, options)
+        prompt = self.chat_tokens(messages, template_variables, tools=tools, documents=documents, chat_template=chat_template,
+                                  continue_final_message=continue_final_message)
+        return self._answers([prompt], False, stream, options)
 
     @takes_options
     def start(self, prompts, *, notify=None, **options) -> list:
@@ -214,13 +220,25 @@ class Llama:
         several = isinstance(prompt, (list, tuple)) and not all(is_int(t) for t in prompt)
         return [self._prompt(p) for p in (prompt if several else [prompt])], several
 
-    def chat_tokens(self, messages, template_variables=None) -> list:
-        """The prompt that chat() would compute for these messages."""
-        return self._needed_template().encode(self.tokenizer, messages, True, self.could_fit, **(template_variables or {}))
+    def chat_tokens(self, messages, template_variables=None, add_generation_prompt=True, *, chat_template=None, **given) -> list:
+        """The prompt that chat() would compute for these messages; it takes tools, documents and continue_final_message too."""
+        template = self.template(chat_template, template_variables, **given)
+        return template.encode(self.tokenizer, messages, add_generation_prompt, template_variables, check=self.could_fit, **given)
 
-    def chat_text(self, messages, template_variables=None, add_generation_prompt=True) -> str:
+    def chat_text(self, messages, template_variables=None, add_generation_prompt=True, *, chat_template=None, **given) -> str:
         """The same as text, in which what users wrote may look like the template's own words."""
-        return self._needed_template().render(messages, add_generation_prompt, **(template_variables or {}))
+        return self.template(chat_template, template_variables, **given).render(messages, add_generation_prompt, template_variables, **given)
+
+    def template(self, name=None, variables=None, *, tools=None, documents=None, continue_final_message=False):
+        """The chat.Template for these."""
+        self._thread.check_open()
+        templates = self._chat_templates()
+        if not templates:
+            raise TemplateError(f"{os.path.basename(self.model_path)} has no chat template "
+                                f"(tokenizer.chat_template): it is a base model; use generate()")
+        from .chat import choose
+
+        return choose(templates, name, tools, documents, variables)
 
     def tokenize(self, text, *, special=False, add_bos=None) -> list:
         """Ids of a text (str, or bytes that need not be UTF-8). special: recognize control tokens in it.
@@ -303,13 +321,17 @@ class Llama:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chat_template() is not None
+        return bool(self._chat_templates())
 
     @property
     def chat_template(self) -> "str | None":
-        """The source of the file's chat template."""
-        template = self._chat_template()
-        return None if template is None else template.source
+        """The source of the file's chat template, of several the default one."""
+        return self.chat_templates.get("default")
+
+    @property
+    def chat_templates(self) -> dict:
+        """{name: source} of the file's chat templates; the one without a name is "default"."""
+        return {name: template.source for name, template in self._chat_templates().items()}
 
     def stats(self) -> dict:
         """What runs and waits, the cache's pages, and counters since the model was opened."""
@@ -390,22 +412,14 @@ class Llama:
         if self.verbose and sys.stderr is not None:
             print(f"pyengine: {text}", file=sys.stderr)
 
-    def _chat_template(self):
-        if self._template is None:
+    def _chat_templates(self):
+        if self._templates is None:
             with self._lock:
-                if self._template is None:
+                if self._templates is None:
                     from . import chat
 
-                    self._template = (chat.from_gguf(self._gguf, self.tokenizer),)
-        return self._template[0]
-
-    def _needed_template(self):
-        self._thread.check_open()
-        template = self._chat_template()
-        if template is None:
-            raise TemplateError(f"{os.path.basename(self.model_path)} has no chat template "
-                                f"(tokenizer.chat_template): it is a base model; use generate()")
-        return template
+                    self._templates = chat.from_gguf(self._gguf, self.tokenizer)
+        return self._templates
 
     def _prompt(self, prompt) -> list:
         """Ids of one prompt, checked against the vocabulary and the context."""

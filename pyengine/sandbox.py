@@ -6,6 +6,7 @@ are far larger than their operands are foreseen and refused, and the output is c
 Deterministic: the same template and messages pass or fail on every machine. Not a place for what chat
 templates mean; that is chat.py, the only importer (lazily, since jinja2 takes 60 ms to import).
 """
+import collections
 import functools
 import json
 import re
@@ -16,7 +17,7 @@ from datetime import datetime
 import jinja2.defaults
 import jinja2.filters
 import jinja2.nodes as nodes
-from jinja2 import pass_context
+from jinja2 import meta, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -38,11 +39,11 @@ _run = threading.local()
 
 
 class OutOfBudget(TemplateError):
-    pass
+    out_of_budget = True
 
 
-def start_run():
-    _run.steps = MAX_STEPS
+def start_run(steps=MAX_STEPS):
+    _run.steps = steps
 
 
 def spend(steps):
@@ -154,8 +155,8 @@ _STR_METHODS = frozenset("capitalize casefold center count endswith expandtabs f
                          "isascii isdecimal isdigit islower isnumeric isspace istitle isupper join ljust lower lstrip "
                          "partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip "
                          "split splitlines startswith strip swapcase title upper zfill".split())
-_METHODS = {str: _STR_METHODS, Markup: _STR_METHODS, dict: frozenset(("get", "items", "keys", "values")),
-            list: frozenset(("count", "index")), tuple: frozenset(("count", "index")),
+_METHODS = {str: _STR_METHODS, Markup: _STR_METHODS, dict: frozenset(("copy", "get", "items", "keys", "values")),
+            list: frozenset(("copy", "count", "index")), tuple: frozenset(("count", "index")),
             int: frozenset(), float: frozenset(("is_integer",)), bool: frozenset(), bytes: frozenset(),
             range: frozenset()}
 
@@ -287,14 +288,44 @@ def _strftime_now(pattern="%Y-%m-%d"):
     return datetime.now().strftime(pattern)
 
 
+class _Dict:
+    """The name dict, without what a class has."""
+
+    def __call__(self, *args, **kwargs):
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys, value=None):
+        return dict.fromkeys(_metered(keys), value)
+
+
+class _Namespace(Namespace):
+    """Names that begin with _ are refused, as by transformers."""
+
+    def __init__(*args, **kwargs):
+        self, args = args[0], args[1:]
+        values = dict(*args, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name, value):
+        _check_name(name)
+        Namespace.__setitem__(self, name, value)
+
+
+def _check_name(name):
+    if isinstance(name, str) and name.startswith("_"):
+        raise TemplateError(f"template: a namespace has no names that begin with _, found {name[:60]!r}")
+
+
 class _Generation(Extension):
-    """{% generation %} marks the assistant's words for training; here it marks nothing."""
+    """{% generation %} marks the assistant's words for training; here it is a scope, as it is there, and nothing more."""
 
     tags = {"generation"}
 
     def parse(self, parser):
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 # --- the environment ----------------------------------------------------------------------------------------
@@ -367,7 +398,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation],
                          finalize=_finalize, optimized=False, cache_size=0)
         self.filters = _filters()
-        self.globals = {"range": _range, "dict": dict, "namespace": Namespace, "raise_exception": _raise_exception,
+        self.globals = {"range": _range, "dict": _Dict(), "namespace": _Namespace, "raise_exception": _raise_exception,
                         "strftime_now": _strftime_now}
 
     def call_binop(self, context, operator, left, right):
@@ -401,9 +432,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 _environment = None
 
+# template: jinja2's. reads: the names of variables that it looks up.
+Compiled = collections.namedtuple("Compiled", "template reads")
+
 
 def compile_template(source):
-    """A compiled jinja2 template. TemplateError for what does not parse or is too large."""
+    """A Compiled of a template's text. TemplateError for what does not parse or is too large."""
     global _environment
     if len(source) > MAX_SOURCE:
         raise TemplateError(f"template has {len(source)} characters, expected at most {MAX_SOURCE}")
@@ -413,7 +447,8 @@ def compile_template(source):
     try:
         tree = _environment.parse(source)
         _check_depth(tree)
-        return _environment.from_string(_Meter().visit(tree))
+        reads = frozenset(meta.find_undeclared_variables(tree))
+        return Compiled(_environment.from_string(_Meter().visit(tree)), reads)
     except TemplateError:
         raise
     except RecursionError:
@@ -433,9 +468,11 @@ def _check_depth(tree):
         stack.extend((child, depth + 1) for child in node.iter_child_nodes())
 
 
-def run(template, variables):
-    """The text a compiled template makes of variables. TemplateError for whatever goes wrong in it."""
-    start_run()
+def run(compiled, variables, steps=None):
+    """The text that a Compiled makes of variables, within `steps` of its own or MAX_STEPS. TemplateError for whatever goes
+    wrong in it."""
+    template = compiled.template
+    start_run(steps or MAX_STEPS)
     parts, length = [], 0
     try:
         for part in template.root_render_func(template.new_context(variables)):

@@ -51,7 +51,7 @@ ALLOWED = {
     "llama": {"session", "draft", "speculate", "request", "grammar", "choose", "fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
     "evaluate": {"llama", "stream", "draft", "fit", "gguf", "native", "request", "sampling"},
     "aio": {"llama"},
-    "serve": {"aio", "llama", "request", "sampling", "__init__", "chat"},
+    "serve": {"aio", "llama", "request", "sampling", "__init__"},
     "compat": {"llama", "grammar", "gguf", "tokenizer", "chat", "sampling", "native", "machine"},
     "cli": {"evaluate", "serve", "llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }

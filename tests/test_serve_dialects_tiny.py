@@ -79,6 +79,43 @@ def test_variables_that_a_template_reads(ask):
     assert answers[1][0] == 400 and answers[1][1]["error"]["param"] == "chat_template_kwargs.thinking"
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+LISTS = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+
+
+def test_tools_are_written_out_or_refused(ask):
+    def applied(**body):
+        return "/apply-template", {"messages": HELLO, **body}
+
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": \"<é>\"}"}}]}
+    (_, shown), (_, hidden), (_, replay), (auto, a), (none, b), *refused = ask([
+        applied(tools=[TOOL]), applied(), applied(messages=[*HELLO, call]), chat(tools=[TOOL], tool_choice="auto"), chat(tools=[TOOL], tool_choice="none"),
+        chat(tools=[TOOL], tool_choice="required"), chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}),
+        chat(tools=[{"type": "web_search"}]), chat(tools=[{"type": "function", "function": {}}])], template=LISTS)
+    assert shown["prompt"] == "[f]hello" and hidden["prompt"] == "hello" and replay["prompt"] == 'hello({"x": "<é>"})'
+    assert auto == none == 200 and a["usage"]["prompt_tokens"] > b["usage"]["prompt_tokens"]
+    assert [(s, r["error"]["param"]) for s, r in refused] == [(400, "tool_choice"), (400, "tool_choice"), (400, "tools[0]"), (400, "tools[0]")]
+    ((status, answer),) = ask([chat(tools=[TOOL])])          # chatml does not know of tools
+    assert status == 400 and answer["error"]["param"] == "tools" and "does not read" in answer["error"]["message"]
+
+
+def test_37_the_tool_use_template_where_there_are_tools(ask):
+    named = {"tokenizer.chat_template.tool_use": "with {{ tools[0].function.name }}", "tokenizer.chat_templates": ["default", "tool_use"]}
+    answers = ask([("/apply-template", {"messages": HELLO, **more}) for more in ({}, {"tools": [TOOL]}, {"tools": []})] + [("/props", None)],
+                  template="without", metadata=named)
+    assert [body["prompt"] for _, body in answers[:3]] == ["without", "with f", "without"]
+    assert answers[3][1]["chat_templates"] == ["default", "tool_use"] and answers[3][1]["chat_template_tool_use"].startswith("with ")
+
+
+def test_continuing_the_last_message(ask):
+    talk = [*HELLO, {"role": "assistant", "content": "It is "}]
+    (_, text), (_, ended), (status, answer), (refused, error) = ask([
+        ("/apply-template", {"messages": talk, "continue_final_message": True}), ("/apply-template", {"messages": talk, "add_generation_prompt": False}),
+        chat(messages=talk, continue_final_message=True), chat(messages=[*talk, {"role": "assistant", "tool_calls": [{}]}], continue_final_message=True)])
+    assert text["prompt"].endswith("<|im_start|>assistant\nIt is ") and ended["prompt"] == text["prompt"] + "<|im_end|>\n"
+    assert status == 200 and answer["usage"]["prompt_tokens"] > 10 and refused == 400 and error["error"]["param"] == "messages[2].content"
+
+
 def test_60_when_no_token_is_left_that_request_fails_and_others_do_not(ask):
     banned = {str(i): -100 for i in range(SPEC.n_vocab)}
     (status, answer), (fine, _) = ask([complete(logit_bias=banned), complete()])

@@ -163,7 +163,7 @@ def test_tokenize_with_pieces_and_back(post):
 @pytest.mark.parametrize("path, body, param", [
     ("/tokenize", {}, "content"), ("/tokenize", {"content": 1}, "content"), ("/tokenize", {"content": [99999], "with_pieces": True}, "content"), ("/tokenize", {"content": "x", "add_bos": True}, "add_bos"),
     ("/detokenize", {"tokens": [-1]}, "tokens[0]"), ("/detokenize", {"tokens": [99999]}, "tokens"), ("/detokenize", {"tokens": "x"}, "tokens"),
-    ("/apply-template", {"messages": []}, "messages"), ("/apply-template", {"messages": [{"role": "user"}]}, "messages[0].content"), ("/apply-template", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools")])
+    ("/apply-template", {"messages": []}, "messages"), ("/apply-template", {"messages": [{"role": "user"}]}, "messages[0].content"), ("/apply-template", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools[0]")])
 def test_f84_f100_tokens_and_messages_that_cannot_be(post, path, body, param):
     assert post(path, 400, **body)["error"]["param"] == param
 

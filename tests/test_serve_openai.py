@@ -485,10 +485,10 @@ def test_a_prompt_that_does_not_fit_is_an_error_with_the_counts(smollm2_server, 
 
 
 @pytest.mark.parametrize("body, param", [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"), ({"tools": [{}], "tool_choice": "auto"}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"), ({"tools": [{}], "tool_choice": "auto"}, "tools[0]"), ({"documents": [{"text": "x"}]}, "documents"), ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function"}}, "tool_choice"), ({"functions": [{}]}, "functions"), ({"modalities": ["text", "audio"]}, "modalities"), ({"audio": {}}, "audio"),
     ({"chat_template": "{{ x }}"}, "chat_template"), ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"), ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ({"web_search_options": {}}, "web_search_options"), ({"continue_final_message": True}, "continue_final_message"), ({"priority": 2}, "priority"), ({"cache_salt": ""}, "cache_salt"),
+    ({"web_search_options": {}}, "web_search_options"), ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"), ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"), ({"priority": 2}, "priority"), ({"cache_salt": ""}, "cache_salt"),
     ({"deadline_ms": -1}, "deadline_ms"), ({"response_format": {"type": "xml"}}, "response_format.type"), ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema"), ({"response_format": "json"}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema")])

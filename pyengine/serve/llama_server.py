@@ -10,7 +10,7 @@ from ..request import ids as checked_ids
 from . import answers as a, rows
 from .exchange import Events, HTTPError
 from .fields import FLAG, OBJECT, TEXT, Either, Field, List, Object, Table, Text, Whole, takes
-from .openai import MESSAGE, harmless, messages, template_variables
+from .openai import MESSAGE, TEMPLATE_INPUT, harmless, messages, template_input
 
 OFF = "not supported; only the value that switches it off passes"
 WITHOUT = "is of no effect without what it belongs to"
@@ -105,9 +105,7 @@ DETOKENIZE = Table("detokenize", Field("tokens", List(Whole(0)), required=True))
 APPLY_TEMPLATE = Table(
     "apply-template",
     Field("messages", List(Object(MESSAGE), 1), required=True),
-    Field("add_generation_prompt", FLAG, default=True),
-    Field("chat_template_kwargs", OBJECT),
-    Field("tools", List(OBJECT), refused="not supported by this server yet", off=([],)),
+    TEMPLATE_INPUT,
     harmless("model", "there is one", TEXT),
 )
 
@@ -253,9 +251,11 @@ async def detokenize(server, ctx, values):
 @takes(APPLY_TEMPLATE)
 async def apply_template(server, ctx, values):
     llama = server.llm.llama
-    template = llama.chat_template or ""
-    given, variables = messages(values["messages"], template), template_variables(values, template)
-    return {"prompt": await server.work(llama.chat_text, given, variables, values["add_generation_prompt"])}
+    return {"prompt": await server.work(_applied, llama, values)}
+
+
+def _applied(llama, values) -> str:
+    return llama.chat_text(messages(values["messages"]), **template_input(llama, values))
 
 
 # ---- what the server is and does ------------------------------------------------------------------
@@ -264,13 +264,14 @@ async def apply_template(server, ctx, values):
 @takes(None)
 async def props(server, ctx, values):
     llama = server.llm.llama
-    tokenizer = llama.tokenizer
+    tokenizer, templates = llama.tokenizer, llama.chat_templates
     defaults = {f.target: f.default for f in COMPLETION.fields.values() if f.default is not None and f.target in a.OPTIONS}
     return {
         "default_generation_settings": {"params": defaults, "n_ctx": llama.n_ctx}, "total_slots": llama.program.max_seqs,
         "model_alias": server.model, "model_path": server.model, "modalities": {"vision": False, "audio": False, "video": False},
         "endpoint_slots": True, "endpoint_props": False, "endpoint_metrics": True,
-        "chat_template": llama.chat_template or "", "bos_token": _text(tokenizer, tokenizer.bos), "eos_token": _text(tokenizer, tokenizer.eos),
+        "chat_template": templates.get("default", ""), **{f"chat_template_{name}": t for name, t in templates.items() if name != "default"},
+        "chat_templates": list(templates), "bos_token": _text(tokenizer, tokenizer.bos), "eos_token": _text(tokenizer, tokenizer.eos),
         "build_info": f"pyengine {a.__version__}", "is_sleeping": False,
     }
 

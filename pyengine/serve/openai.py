@@ -4,15 +4,13 @@ Not HTTP (app.py), not checks (fields.py), not the engine. Where a server of our
 are llama-server's or vLLM's. Imported by serve.app. docs/api.md is the description for users.
 """
 import json
-import re
 import time
 
 from ..aio import gather, merged
-from ..chat import RESERVED
 from ..errors import RequestError, UnsupportedError
 from . import answers as a, echo, rows
 from .exchange import Events, HTTPError
-from .fields import ANYTHING, FLAG, OBJECT, TEXT, Choice, Either, Field, List, Object, Table, Text, Whole, takes, wrong
+from .fields import ANYTHING, FLAG, OBJECT, TEXT, Choice, Either, Field, List, Object, Table, Text, Whole, takes
 
 LATER = "not supported by this server yet"
 
@@ -105,7 +103,7 @@ MESSAGE = Table(
     Field("role", Text(1), required=True),
     Field("content", Either(TEXT, List(Object(PART), 1))),
     Field("name", TEXT),
-    Field("tool_calls", List(OBJECT)),
+    Field("tool_calls", List(OBJECT), about="arguments as JSON in a text or as an object"),
     Field("tool_call_id", TEXT),
     Field("reasoning_content", TEXT), Field("reasoning", TEXT), Field("thinking", TEXT),
     Field("function_call", refused="deprecated; tool_calls is the name"),
@@ -113,6 +111,15 @@ MESSAGE = Table(
     Field("audio", refused="the model reads text"),
     harmless("annotations", "not shown to the model"),
 )
+
+# What a template is given beside messages; the same for /apply-template.
+TEMPLATE_INPUT = [
+    Field("tools", List(OBJECT), about="functions, for the template to write out; it has to read them"),
+    Field("documents", List(OBJECT), about="for the template to write out; it has to read them"),
+    Field("chat_template_kwargs", OBJECT, to="template_variables", about="variables for the model's template; it has to read them"),
+    Field("add_generation_prompt", FLAG, about="false: nothing asks the model to answer; true unless continue_final_message"),
+    Field("continue_final_message", FLAG, default=False, about="the answer goes on with the last message's text"),
+]
 
 CHAT = Table(
     "chat completion", *COMMON,
@@ -122,10 +129,9 @@ CHAT = Table(
     Field("logprobs", FLAG, to="with_logprobs", default=False),
     Field("top_logprobs", rows.TOP, to="logprobs", about="with logprobs true"),
     Field("response_format", Object(RESPONSE_FORMAT), to="json_schema", turn=response_format),
-    Field("chat_template_kwargs", OBJECT, about="variables for the model's template; it has to read them"),
     Field("reasoning_effort", TEXT, about="for templates that read it"),
-    Field("tools", List(OBJECT), about="refused, unless tool_choice is none: tool calls come later"),
-    Field("tool_choice", ANYTHING, about="none; auto without tools"),
+    TEMPLATE_INPUT,
+    Field("tool_choice", ANYTHING, about="auto: the model sees the tools; none: it does not"),
     Field("functions", refused="deprecated, and " + LATER, off=([],)),
     Field("function_call", refused="deprecated, and " + LATER, off=("none", "auto")),
     Field("modalities", List(TEXT), refused="this server answers in text", off=(["text"],)),
@@ -133,9 +139,7 @@ CHAT = Table(
     Field("web_search_options", refused="this server reaches no web"),
     Field("verbosity", refused="no template reads it", off=("medium",)),
     Field("chat_template", refused="a template comes with the model, not with a request"),
-    Field("add_generation_prompt", FLAG, refused=LATER, off=(True,)),
-    Field("continue_final_message", FLAG, refused=LATER, off=(False,)),
-    harmless("parallel_tool_calls", "there are no tools", FLAG),
+    harmless("parallel_tool_calls", "calls stay in the text of the answer", FLAG),
     harmless("store", "nothing is stored", FLAG),
     harmless("prediction", "answers are the same with a prediction and without"),
     harmless("prompt_cache_retention", "a prompt is kept while there is room"),
@@ -286,7 +290,6 @@ async def _completion_stream(head, started, values, echoes, n, own):
 async def chat(server, ctx, values):
     a.check_model(server, values.get("model"))
     _check_stream(values)
-    _check_tools(values)
     options = a.options(ctx, values)
     if values["with_logprobs"]:
         options.setdefault("logprobs", 0)
@@ -308,65 +311,47 @@ async def chat(server, ctx, values):
             **_timings(values, results)}
 
 
-def _check_tools(values) -> None:
-    tools, choice = values.get("tools"), values.get("tool_choice")
-    if tools and choice != "none":
-        raise RequestError(f"tools: {LATER}; tool_choice \"none\" leaves them out", param="tools")
-    if choice is not None and choice not in ("none", "auto"):
-        raise RequestError(f"tool_choice: {LATER}, expected \"none\"", param="tool_choice")
-
-
-def messages(given: list, template: str) -> list:
-    """Messages as templates know them: no nulls, "developer" where the template has it, arguments as objects."""
+def messages(given: list) -> list:
+    """Messages with what each has to have: content, but for an assistant that called or thought."""
     out = []
     for i, message in enumerate(given):
         message = dict(message)
-        if message["role"] == "developer" and "developer" not in template:
-            message["role"] = "system"
         if not message.get("tool_calls"):
             message.pop("tool_calls", None)
-            if "content" not in message:
+            thought = message["role"] == "assistant" and any(name in message for name in ("reasoning_content", "reasoning", "thinking"))
+            if "content" not in message and not thought:
                 raise RequestError(f"messages[{i}].content: missing, expected a text or a list of parts", param=f"messages[{i}].content")
-        else:
-            message["tool_calls"] = [_call(c) for c in message["tool_calls"]]
-            message.setdefault("content", None)
         out.append(message)
     return out
 
 
-def _call(call: dict) -> dict:
-    """OpenAI's arguments are JSON in a text; templates write out an object."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+def template_input(llama, values) -> dict:
+    """Keywords for Llama.chat_tokens and chat_text, with what the request wants its template to see."""
+    tools, choice = values.get("tools"), values.get("tool_choice")
+    for i, tool in enumerate(tools or ()):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"tools[{i}]: expected {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}", param=f"tools[{i}]")
+    if choice not in (None, "none", "auto"):
+        raise RequestError("tool_choice: nothing makes the model call a tool here, and calls are not taken out of its answer, expected \"auto\" or "
+                           "\"none\"", param="tool_choice")
+    how = {"tools": None if choice == "none" else tools or None, "documents": values.get("documents") or None,
+           "continue_final_message": values["continue_final_message"]}
+    if how["continue_final_message"] and values.get("add_generation_prompt"):
+        raise RequestError("continue_final_message: the last message goes on, and add_generation_prompt begins another", param="continue_final_message")
+    variables = dict(values.get("template_variables") or {})
+    if "reasoning_effort" in values:
+        if "reasoning_effort" not in llama.template(**how).reads:
+            raise RequestError("reasoning_effort: the model's template does not read it", param="reasoning_effort")
+        variables["reasoning_effort"] = values["reasoning_effort"]
+    return {**how, "template_variables": variables, "add_generation_prompt": values.get("add_generation_prompt", True)}
 
 
 def _chat_prompt(llama, values) -> list:
-    template = llama.chat_template or ""
-    variables = template_variables(values, template)
-    if "reasoning_effort" in values:
-        if "reasoning_effort" not in template:
-            raise RequestError("reasoning_effort: the model's template does not read it", param="reasoning_effort")
-        variables["reasoning_effort"] = values["reasoning_effort"]
     try:
-        return llama.chat_tokens(messages(values["prompt"], template), variables)
+        return llama.chat_tokens(messages(values["prompt"]), **template_input(llama, values))
     except UnsupportedError as e:
         raise HTTPError(400, str(e)) from e
-
-
-def template_variables(values, template: str) -> dict:
-    """chat_template_kwargs, if the template reads them and they are not what every template has."""
-    variables = dict(values.get("chat_template_kwargs") or {})
-    for name in variables:
-        where = f"chat_template_kwargs.{name[:100]}"
-        if name in RESERVED or not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
-            raise wrong(where, "a name that is not the request's to set" if name in RESERVED else "a name that the model's template does not read", "another")
-    return variables
 
 
 def _entry(e: dict) -> dict:

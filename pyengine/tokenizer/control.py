@@ -37,6 +37,10 @@ class ControlTokens:
             pattern = "[" + "".join(map(re.escape, sorted({p[0] for p in lengths}))) + "]"
         self._search = re.compile(pattern).search if texts else None
 
+    def contain(self, text):
+        """Is text a part of one of them?"""
+        return any(text in token for token in self._ids)
+
     def split(self, text, mark=""):
         """[str or id, ...], no empty strings. mark: what shield() put in; a token of one character before it is text."""
         if self._search is None:

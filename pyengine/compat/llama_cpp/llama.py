@@ -128,21 +128,14 @@ class Llama:
 
     def _choose_format(self, chat_format, chat_handler) -> None:
         """The handler given, the format given, the file's own template, llama-2; a guess is said when it is used."""
-        from ...chat import Template
+        from ...chat import from_gguf
 
-        prefix = "tokenizer.chat_template."
-        tokenizer = self._llm.tokenizer
-
-        def text(token):
-            return "" if token is None else tokenizer.piece(token, special=True).decode("utf-8", "replace")
-
-        named = {name[len(prefix):]: Template(source, text(tokenizer.bos), text(tokenizer.eos))
-                 for name, source in self.metadata.items() if name.startswith(prefix)}
+        named = from_gguf(self._llm.gguf, self._llm.tokenizer)
         self._chat_handlers = {f"chat_template.{name}": llama_chat_format._template_handler(_FileTemplate(template))
                                for name, template in named.items()}
-        own = prefix[:-1] in self.metadata
+        own = "default" in named
         if own:
-            self._chat_handlers["chat_template.default"] = llama_chat_format.own_template_handler(named.get("tool_use"))
+            self._chat_handlers["chat_template.default"] = llama_chat_format.own_template_handler(named)
         self._guessed = chat_handler is None and chat_format is None and not own
         self.chat_handler = chat_handler
         self.chat_format = chat_format or (None if chat_handler is not None else "chat_template.default" if own else "llama-2")
@@ -390,8 +383,8 @@ class _FileTemplate:
     def __init__(self, template):
         self.template = template
 
-    def tokens(self, llama, messages, **variables):
-        return self.template.encode(llama._llm.tokenizer, messages, True, **variables)
+    def tokens(self, llama, messages, tools=None, **variables):
+        return self.template.encode(llama._llm.tokenizer, messages, True, variables, tools=tools)
 
     def _criteria(self):
         return None

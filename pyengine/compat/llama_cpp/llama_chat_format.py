@@ -51,11 +51,11 @@ class Jinja2ChatFormatter:
         self.template, self.eos_token, self.bos_token = template, eos_token, bos_token
         self.add_generation_prompt = add_generation_prompt
         self.stop_token_ids = None if stop_token_ids is None else set(stop_token_ids)
-        self._template = templates.Template(template, bos_token, eos_token)
+        self._template = templates.Template(template, {"bos_token": bos_token, "eos_token": eos_token})
 
     def __call__(self, *, messages, functions=None, function_call=None, tools=None, tool_choice=None, **kwargs) -> ChatFormatterResponse:
-        variables = _variables(functions, function_call, tools, tool_choice)
-        prompt = self._template.render(messages, self.add_generation_prompt, **variables)
+        variables = _variables(functions, function_call, tool_choice)
+        prompt = self._template.render(messages, self.add_generation_prompt, variables, tools=tools)
         return ChatFormatterResponse(prompt=prompt, stop=[self.eos_token] if self.eos_token else [],
                                      stopping_criteria=self._criteria(), added_special=True)
 
@@ -66,16 +66,16 @@ class Jinja2ChatFormatter:
 
         return StoppingCriteriaList([lambda tokens, logits: int(tokens[-1]) in self.stop_token_ids])
 
-    def tokens(self, llama, messages, **variables) -> list:
+    def tokens(self, llama, messages, tools=None, **variables) -> list:
         """The prompt as ids, in which text of messages never becomes a control token."""
-        return self._template.encode(llama._llm.tokenizer, messages, self.add_generation_prompt, **variables)
+        return self._template.encode(llama._llm.tokenizer, messages, self.add_generation_prompt, variables, tools=tools)
 
     def to_chat_handler(self):
         return _template_handler(self)
 
 
-def _variables(functions, function_call, tools, tool_choice) -> dict:
-    given = {"functions": functions, "function_call": function_call, "tools": tools, "tool_choice": tool_choice}
+def _variables(functions, function_call, tool_choice) -> dict:
+    given = {"functions": functions, "function_call": function_call, "tool_choice": tool_choice}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -94,7 +94,7 @@ def _template_handler(formatter):
 
     def handler(*, llama, messages, functions=None, function_call=None, tools=None, tool_choice=None, stop=(), **arguments):
         shown = None if tool_choice == "none" else tools     # a model that must not call is not shown what it could
-        prompt = formatter.tokens(llama, messages, **_variables(functions, function_call, shown, tool_choice))
+        prompt = formatter.tokens(llama, messages, shown, **_variables(functions, function_call, tool_choice))
         ends = [formatter.eos_token] if formatter.eos_token else []
         return chat.respond(llama, prompt, stop=_stops(stop, ends), stopping_criteria=formatter._criteria(), functions=functions,
                             function_call=function_call, tools=tools, tool_choice=tool_choice, **arguments)
@@ -102,16 +102,14 @@ def _template_handler(formatter):
     return handler
 
 
-def own_template_handler(tools_template=None):
-    """The model file's own template; the file's tool_use template where tools are given and it has one."""
+def own_template_handler(file_templates):
+    """The model file's own templates, the one for tools where tools are given and there is one."""
 
     def handler(*, llama, messages, functions=None, function_call=None, tools=None, tool_choice=None, stop=(), **arguments):
         shown = None if tool_choice == "none" else tools
-        variables = _variables(functions, function_call, shown, tool_choice)
-        if shown and tools_template is not None:
-            prompt = tools_template.encode(llama._llm.tokenizer, messages, True, **variables)
-        else:
-            prompt = llama._llm.chat_tokens(messages, variables)
+        name = "tool_use" if shown and "tool_use" in file_templates else "default"
+        variables = _variables(functions, function_call, tool_choice)
+        prompt = file_templates[name].encode(llama._llm.tokenizer, messages, True, variables, tools=shown, check=llama._llm.could_fit)
         return chat.respond(llama, prompt, stop=_stops(stop), functions=functions, function_call=function_call, tools=tools,
                             tool_choice=tool_choice, **arguments)
 
@@ -140,7 +138,7 @@ def chatml_function_calling(*, llama, messages, functions=None, function_call=No
     formatter = Jinja2ChatFormatter(FUNCTION_CALLING, "<|im_end|>", "")
     stop = _stops(stop, "<|im_end|>")
     if not tools or tool_choice not in (None, "auto"):
-        prompt = formatter.tokens(llama, messages, **_variables(None, None, offered, None))
+        prompt = formatter.tokens(llama, messages, offered)
         names = chat.wanted_tools(tools, tool_choice)
         if len(names) == 1:              # the answer begins where the arguments do
             prompt += llama.tokenize(f"functions.{names[0]}:\n".encode(), add_bos=False)
@@ -151,7 +149,7 @@ def chatml_function_calling(*, llama, messages, functions=None, function_call=No
         arguments.pop(name, None)
     logprobs, top = arguments.pop("logprobs", None), arguments.pop("top_logprobs", None)
     stream = arguments.pop("stream", False)
-    prompt = formatter.tokens(llama, messages, **_variables(None, None, offered, None))
+    prompt = formatter.tokens(llama, messages, offered)
     completion = llama.create_completion(prompt=prompt, stop=stop, stream=stream, grammar=LlamaGrammar(lark=_calls_grammar(tools)),
                                          logprobs=(top or 0) if logprobs else None, **arguments)
     if stream:
@@ -285,18 +283,14 @@ def _function(name, formatter, end):
 class _Named(Jinja2ChatFormatter):
     """A format of the table: bos_token and eos_token are the vocabulary's."""
 
-    def tokens(self, llama, messages, **variables):
-        def text(token):
-            return "" if token is None else llama._llm.tokenizer.piece(token, special=True).decode("utf-8", "replace")
-
-        vocabulary = llama._llm.tokenizer
-        template = templates.Template(self.template, text(vocabulary.bos), text(vocabulary.eos))
-        return template.encode(vocabulary, messages, True, **variables)
+    def tokens(self, llama, messages, tools=None, **variables):
+        template = templates.Template(self.template, templates.special_tokens(llama._llm.gguf, llama._llm.tokenizer))
+        return template.encode(llama._llm.tokenizer, messages, True, variables, tools=tools)
 
 
 for _name, (_source, _end) in FORMATS.items():
     _formatter = _Named(_source, _end, "<s>")
-    _formatter._template = templates.Template(_source, "<s>", "</s>")
+    _formatter._template = templates.Template(_source, {"bos_token": "<s>", "eos_token": "</s>"})
     LlamaChatCompletionHandlerRegistry._chat_handlers[_name] = _template_handler(_formatter)
     _short = _name.replace("baichuan-2", "baichuan2").replace("llama-", "llama").replace("-", "_")
     globals()["format_" + _short] = _function(_short, _formatter, _end)
