@@ -35,7 +35,12 @@ enum {
   PE_IQ4_XS = 23,
   PE_IQ1_M = 29,
   PE_BF16 = 30,
+  PE_TQ1_0 = 34,
+  PE_TQ2_0 = 35,
   PE_MXFP4 = 39,
+  PE_NVFP4 = 40,
+  PE_Q1_0 = 41,
+  PE_Q2_0 = 42,
 };
 
 /* ---- 32 elements per block ---------------------------------------------------
@@ -82,6 +87,23 @@ typedef struct PE_PACKED pe_mxfp4 {
  * negatives) doubled, to be integers; its scale is halved in return. */
 #define PE_IQ4_VALUES -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 #define PE_MXFP4_VALUES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
+
+/* ---- 64 and 128 elements per block, taken as so many blocks of 32 ----------------- */
+
+typedef struct PE_PACKED pe_nvfp4 {
+  uint8_t d[4];           /* per 16 elements, ue4m3: x = d/2 * PE_MXFP4_VALUES[q] */
+  uint8_t qs[32];         /* 8 bytes per 16 elements: byte j holds element j low, j+8 high */
+} pe_nvfp4;
+
+typedef struct PE_PACKED pe_q1_0 {
+  pe_half d;              /* x = d where the bit is set, else -d */
+  uint8_t qs[16];         /* bit j of the 128-bit little-endian word: element j */
+} pe_q1_0;
+
+typedef struct PE_PACKED pe_q2_0 {
+  pe_half d;              /* x = d * (q - 1) */
+  uint8_t qs[16];         /* four elements per byte, the first lowest */
+} pe_q2_0;
 
 /* ---- 256 elements per block --------------------------------------------------- */
 
@@ -178,6 +200,17 @@ typedef struct PE_PACKED pe_iq1_m {
   uint16_t scales[4];     /* four times three bits, per 16 elements; the top nibbles are d, lowest first */
 } pe_iq1_m;               /* x = d * scale * (entry +- 1/8) */
 
+typedef struct PE_PACKED pe_tq1_0 {
+  uint8_t qs[48];         /* five ternary digits each. First 32 bytes: digit p of byte j is element 32*p + j; */
+  uint8_t qh[4];          /* then 16: element 160 + 16*p + j. qh: four, digit p of byte j is element 240 + 4*p + j */
+  pe_half d;              /* x = d * (digit - 1); digit p of b is 3*(b*3^p mod 256) / 256 */
+} pe_tq1_0;
+
+typedef struct PE_PACKED pe_tq2_0 {
+  uint8_t qs[64];         /* 2 bits each, laid out as in Q2_K */
+  pe_half d;              /* x = d * (q - 1) */
+} pe_tq2_0;
+
 _Static_assert(sizeof(pe_half) == 2, "F16 and BF16 elements");
 _Static_assert(sizeof(pe_q4_0) == 18, "Q4_0 block");
 _Static_assert(sizeof(pe_q4_1) == 20, "Q4_1 block");
@@ -186,6 +219,11 @@ _Static_assert(sizeof(pe_q5_1) == 24, "Q5_1 block");
 _Static_assert(sizeof(pe_q8_0) == 34, "Q8_0 block");
 _Static_assert(sizeof(pe_iq4_nl) == 18, "IQ4_NL block");
 _Static_assert(sizeof(pe_mxfp4) == 17, "MXFP4 block");
+_Static_assert(sizeof(pe_nvfp4) == 36, "NVFP4 block");
+_Static_assert(sizeof(pe_q1_0) == 18, "Q1_0 block");
+_Static_assert(sizeof(pe_q2_0) == 18, "Q2_0 block");
+_Static_assert(sizeof(pe_tq1_0) == 54, "TQ1_0 block");
+_Static_assert(sizeof(pe_tq2_0) == 66, "TQ2_0 block");
 _Static_assert(sizeof(pe_q2_k) == 84, "Q2_K block");
 _Static_assert(sizeof(pe_q3_k) == 110, "Q3_K block");
 _Static_assert(sizeof(pe_q4_k) == 144, "Q4_K block");

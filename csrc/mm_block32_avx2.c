@@ -1,5 +1,5 @@
 /* mm_block32_avx2.c: matrix products with weights in blocks of 32 (Q4_0, Q4_1, Q5_0, Q5_1,
- * Q8_0, IQ4_NL, MXFP4) on AVX2, FMA and F16C; no VNNI. The bits are mm_scalar.c's. Reached through
+ * Q8_0, IQ4_NL, MXFP4, and NVFP4, Q1_0, Q2_0 by parts) on AVX2, FMA and F16C; no VNNI. The bits are mm_scalar.c's. Reached through
  * pe_rows_block32_avx2 only.
  *
  * A block of eight rows is transposed to w[c], c < 8: dword lane i holds elements
@@ -20,13 +20,17 @@
 /* int16 sums of maddubs: a pair is at most 2*15*127 = 3 810 (2*31*127 = 7 874 with five
  * bits, MXFP4 6 096), so eight (four) of them stay within 30 480 (31 496) and are widened
  * once (twice). */
-INLINE __m256i isum_nibbles(int T, const __m256i *w, int64_t stride, const int8_t *q) {
-  __m256i s[2];
+INLINE void sums_nibbles(const __m256i w[8], const int8_t *q, __m256i s[2]) {
   PE_UNROLL
   for (int c = 0; c < 8; c++) {
-    __m256i p = _mm256_maddubs_epi16(w[c * stride], pe_bcast32(q + 4 * c));
+    __m256i p = _mm256_maddubs_epi16(w[c], pe_bcast32(q + 4 * c));
     s[c / 4] = c % 4 == 0 ? p : _mm256_add_epi16(s[c / 4], p);
   }
+}
+
+INLINE __m256i isum_nibbles(int T, const __m256i w[8], const int8_t *q) {
+  __m256i s[2];
+  sums_nibbles(w, q, s);
   if (FOUR_FIT(T)) return _mm256_add_epi32(pe_madd1(s[0]), pe_madd1(s[1]));
   return pe_madd1(_mm256_add_epi16(s[0], s[1]));
 }
@@ -45,8 +49,9 @@ INLINE __m256i isum_signed(const __m256i *w, const int8_t *q) {
 
 /* da and asum of the token in every lane. */
 INLINE __m256 finish(int T, __m256 acc, __m256i isum, __m256 d, __m256 m, __m256 da, __m256i asum) {
-  if (T == PE_Q4_0 || T == PE_MXFP4) isum = vi_sub32(isum, vi_sll32(asum, 3));
-  if (T == PE_MXFP4) isum = vi_sub32(isum, vi_sll32(asum, 2));
+  if (T == PE_Q4_0 || OFFSET(T) == 12) isum = vi_sub32(isum, vi_sll32(asum, 3));
+  if (OFFSET(T) == 12) isum = vi_sub32(isum, vi_sll32(asum, 2));
+  if (OFFSET(T) == 1) isum = vi_sub32(isum, asum);
   if (T == PE_Q5_0) isum = vi_sub32(isum, vi_sll32(asum, 4));
   acc = _mm256_fmadd_ps(_mm256_mul_ps(d, da), _mm256_cvtepi32_ps(isum), acc);
   if (AFFINE(T)) acc = _mm256_fmadd_ps(_mm256_mul_ps(m, da), _mm256_cvtepi32_ps(asum), acc);
@@ -87,20 +92,34 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l, int64_t 
   __m256 acc[8];
   PE_UNROLL
   for (int t = 0; t < NT; t++) acc[t] = _mm256_setzero_ps();
-  for (int64_t b = 0; b < a->k / 32; b++) {
-    __m256i w[8];
-    __m256 d, m;
+  const int parts = PARTS(T);
+  for (int64_t b = 0; b < a->k / 32; b += parts) {
     prefetch_lines(T, l, b, 768);
-    unpack(T, l, b * BYTES(T), w, &d, &m);
     PE_UNROLL
-    for (int c = 0; c < 8; c++)
-      if (WIDE(T)) w[c] = vi_xor(w[c], vi_set8(128));  /* signed again, for the sign trick */
-    PE_UNROLL
-    for (int t = 0; t < NT; t++) {
-      const uint8_t *xt = x + t * a->x_stride;
-      const int8_t *q = pe_act_q(xt) + 32 * b;
-      __m256i isum = WIDE(T) ? isum_signed(w, q) : isum_nibbles(T, w, 1, q);
-      acc[t] = finish(T, acc[t], isum, d, m, _mm256_set1_ps(pe_act_d(xt, a->k)[b]), pe_bcast32(pe_act_s32(xt, a->k) + b));
+    for (int part = 0; part < parts; part++) {
+      __m256i w[8];
+      __m256 d, m;
+      unpack(T, l, AT(T, b), part, w, &d, &m);
+      PE_UNROLL
+      for (int c = 0; c < 8; c++)
+        if (WIDE(T)) w[c] = vi_xor(w[c], vi_set8(128));  /* signed again, for the sign trick */
+      PE_UNROLL
+      for (int t = 0; t < NT; t++) {
+        const uint8_t *xt = x + t * a->x_stride;
+        const int8_t *q = pe_act_q(xt) + 32 * (b + part);
+        __m256 da = _mm256_set1_ps(pe_act_d(xt, a->k)[b + part]);
+        if (HALVES(T)) {
+          __m256i s[2];
+          int32_t asum[2];
+          sums_nibbles(w, q, s);
+          asum16(q, asum);
+          acc[t] = finish(T, acc[t], pe_madd1(s[0]), d, m, da, vi_set32(asum[0]));
+          acc[t] = finish(T, acc[t], pe_madd1(s[1]), m, m, da, vi_set32(asum[1]));
+          continue;
+        }
+        __m256i isum = WIDE(T) ? isum_signed(w, q) : isum_nibbles(T, w, q);
+        acc[t] = finish(T, acc[t], isum, d, m, da, pe_bcast32(pe_act_s32(xt, a->k) + b + part));
+      }
     }
   }
   PE_UNROLL
@@ -149,6 +168,24 @@ INLINE void tile(int T, int NT, const pe_mm *a, const panel *p, int64_t b0, int 
   for (int b = 0; b < n_blocks; b++) {
     const int8_t *q = pe_act_q(x) + 32 * (b0 + b);
     __m256i s[4][2], isum[4][2];
+    if (HALVES(T)) {
+      int32_t asum[4][2];
+      PE_UNROLL
+      for (int t = 0; t < NT; t++) asum16(q + t * stride, asum[t]);
+      PE_UNROLL
+      for (int h = 0; h < 2; h++) {
+        columns(s, NT, p->w[b], 4 * h, 4 * h + 4, q, stride);
+        PE_UNROLL
+        for (int t = 0; t < NT; t++) {
+          __m256 da = vf_bits(pe_bcast32(xd + 4 * (b0 + b) + t * stride));
+          PE_UNROLL
+          for (int v = 0; v < 2; v++)
+            sums[2 * t + v] = finish(T, sums[2 * t + v], pe_madd1(s[t][v]), h ? p->m[b][v] : p->d[b][v], da, da, vi_set32(asum[t][h]));
+        }
+        pe_keep_in_memory();
+      }
+      continue;
+    }
     if (WIDE(T))  /* 16 * 30 480 * 2 and less: int32 */
       columns(s, NT, p->hi[b], 0, 8, q, stride);
     else
@@ -183,6 +220,7 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
   panel *p = a->scratch;
   __m256 *sums = (__m256 *)(p + 1);
   int64_t n_blocks = a->k / 32;
+  const int parts = PARTS(T);
   int rows = a->r1 - row < 16 ? (int)(a->r1 - row) : 16;
   pe_lanes l[2];
   l[0] = pe_lanes_at(a, row, 1, rows < 8 ? rows : 8);
@@ -190,19 +228,23 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
   for (int64_t b0 = 0; b0 < n_blocks; b0 += CHUNK) {
     int n = n_blocks - b0 < CHUNK ? (int)(n_blocks - b0) : CHUNK;
     /* meanwhile fetch the next panel: the next columns, or the next rows */
-    int64_t ahead = b0 + CHUNK < n_blocks ? CHUNK * BYTES(T) : 16 * a->w_stride - b0 * BYTES(T);
-    for (int b = 0; b < n; b++)
+    int64_t ahead = b0 + CHUNK < n_blocks ? AT(T, CHUNK) : 16 * a->w_stride - AT(T, b0);
+    for (int b = 0; b < n; b += parts)
       for (int v = 0; v < 2; v++) {
-        __m256i w[8];
         prefetch_lines(T, &l[v], b0 + b, ahead);
-        unpack(T, &l[v], (b0 + b) * BYTES(T), w, &p->d[b][v], &p->m[b][v]);
         PE_UNROLL
-        for (int c = 0; c < 8; c++) {
-          if (WIDE(T)) {
-            p->hi[b][c][v] = pe_nib_hi(w[c]);
-            w[c] = pe_nib_lo(w[c]);
+        for (int part = 0; part < parts; part++) {
+          const int i = b + part;
+          __m256i w[8];
+          unpack(T, &l[v], AT(T, b0 + b), part, w, &p->d[i][v], &p->m[i][v]);
+          PE_UNROLL
+          for (int c = 0; c < 8; c++) {
+            if (WIDE(T)) {
+              p->hi[i][c][v] = pe_nib_hi(w[c]);
+              w[c] = pe_nib_lo(w[c]);
+            }
+            p->w[i][c][v] = w[c];
           }
-          p->w[b][c][v] = w[c];
         }
       }
     int64_t t = t0;
@@ -249,6 +291,9 @@ TYPE(PE_Q5_1, q5_1)
 TYPE(PE_Q8_0, q8_0)
 TYPE(PE_IQ4_NL, iq4_nl)
 TYPE(PE_MXFP4, mxfp4)
+TYPE(PE_NVFP4, nvfp4)
+TYPE(PE_Q1_0, q1_0)
+TYPE(PE_Q2_0, q2_0)
 
 static void mm_q4_0_one(const pe_mm *a) { pe_far_rows(a, few1_q4_0_group); }
 static void mm_q4_1_one(const pe_mm *a) { pe_far_rows(a, few1_q4_1_group); }
@@ -256,6 +301,9 @@ static void mm_q5_0_one(const pe_mm *a) { pe_far_rows(a, few1_q5_0_group); }
 static void mm_q5_1_one(const pe_mm *a) { pe_far_rows(a, few1_q5_1_group); }
 static void mm_iq4_nl_one(const pe_mm *a) { pe_far_rows(a, few1_iq4_nl_group); }
 static void mm_mxfp4_one(const pe_mm *a) { pe_far_rows(a, few1_mxfp4_group); }
+static void mm_nvfp4_one(const pe_mm *a) { pe_far_rows(a, few1_nvfp4_group); }
+static void mm_q1_0_one(const pe_mm *a) { pe_far_rows(a, few1_q1_0_group); }
+static void mm_q2_0_one(const pe_mm *a) { pe_far_rows(a, few1_q2_0_group); }
 static void mm_q8_0_one(const pe_mm *a) { pe_far_rows(a, one_q8_0_group); }
 
 #define ROWS(type, name)                                                                      \
@@ -265,7 +313,7 @@ static void mm_q8_0_one(const pe_mm *a) { pe_far_rows(a, one_q8_0_group); }
 
 const pe_row pe_rows_block32_avx2[] = {
     ROWS(PE_Q4_0, q4_0), ROWS(PE_Q4_1, q4_1), ROWS(PE_Q5_0, q5_0), ROWS(PE_Q5_1, q5_1), ROWS(PE_Q8_0, q8_0),
-    ROWS(PE_IQ4_NL, iq4_nl), ROWS(PE_MXFP4, mxfp4), {0},
+    ROWS(PE_IQ4_NL, iq4_nl), ROWS(PE_MXFP4, mxfp4), ROWS(PE_NVFP4, nvfp4), ROWS(PE_Q1_0, q1_0), ROWS(PE_Q2_0, q2_0), {0},
 };
 
 PE_TARGET_END

@@ -30,20 +30,29 @@ INLINE void few_group(int T, int NT, const pe_mm *a, const pe_lanes *l) {
   vf acc[MOST_FEW];
   PE_UNROLL
   for (int t = 0; t < NT; t++) acc[t] = vf_zero();
-  for (int64_t b = 0; b < a->k / 32; b++) {
-    vi w[8];
-    vf d, m = vf_zero();
+  const int parts = PARTS(T), halves = 1 + HALVES(T);
+  for (int64_t b = 0; b < a->k / 32; b += parts) {
     prefetch_lines(T, l, b, 768);
-    unpack(T, l, b * BYTES(T), w, &d, &m);
     PE_UNROLL
-    for (int t = 0; t < NT; t++) {
-      const uint8_t *x = a->x + t * a->x_stride;
-      const int8_t *q = pe_act_q(x) + 32 * b;
-      int32_t asum = pe_act_s32(x, a->k)[b];
-      vi s = vi_set32(-OFFSET(T) * asum);
+    for (int part = 0; part < parts; part++) {
+      vi w[8];
+      vf d, m = vf_zero();
+      unpack(T, l, AT(T, b), part, w, &d, &m);
       PE_UNROLL
-      for (int c = 0; c < 8; c++) s = vi_dp4(s, w[c], pe_bcast32(q + 4 * c));
-      acc[t] = finish(T, acc[t], s, d, m, vf_set(pe_act_d(x, a->k)[b]), vf_set((float)asum));
+      for (int t = 0; t < NT; t++) {
+        const uint8_t *x = a->x + t * a->x_stride;
+        const int8_t *q = pe_act_q(x) + 32 * (b + part);
+        int32_t asum[2] = {pe_act_s32(x, a->k)[b + part], 0};
+        vf da = vf_set(pe_act_d(x, a->k)[b + part]);
+        if (HALVES(T)) asum16(q, asum);
+        PE_UNROLL
+        for (int h = 0; h < halves; h++) {
+          vi s = vi_set32(-OFFSET(T) * asum[h]);
+          PE_UNROLL
+          for (int c = 8 / halves * h; c < 8 / halves * (h + 1); c++) s = vi_dp4(s, w[c], pe_bcast32(q + 4 * c));
+          acc[t] = finish(T, acc[t], s, h ? m : d, m, da, vf_set((float)asum[0]));
+        }
+      }
     }
   }
   PE_UNROLL
@@ -62,18 +71,23 @@ typedef struct panel {     /* block b; [2]: which half of the rows */
   vi w[CHUNK][8][2];
   vf d[CHUNK][2], m[CHUNK][2];
   vf sums[TOKENS][2];
-  int32_t start[CHUNK][TILE];  /* of a tile's tokens: -OFFSET*asum; for types with a minimum (float)asum */
+  int32_t start[2][CHUNK][TILE];  /* of a tile's tokens: -OFFSET*asum, by sixteen where HALVES; for types with a minimum (float)asum */
 } panel;
 _Static_assert(sizeof(panel) <= PE_SCRATCH, "panel and sums fit the scratch");
 
 INLINE void fill_panel(int T, panel *p, const pe_lanes l[2], int64_t b0, int n, int64_t ahead) {
-  for (int b = 0; b < n; b++)
+  const int parts = PARTS(T);
+  for (int b = 0; b < n; b += parts)
     for (int v = 0; v < 2; v++) {
-      vi w[8];
       prefetch_lines(T, &l[v], b0 + b, ahead);
-      unpack(T, &l[v], (b0 + b) * BYTES(T), w, &p->d[b][v], &p->m[b][v]);
       PE_UNROLL
-      for (int c = 0; c < 8; c++) p->w[b][c][v] = w[c];
+      for (int part = 0; part < parts; part++) {
+        const int i = b + part;
+        vi w[8];
+        unpack(T, &l[v], AT(T, b0 + b), part, w, &p->d[i][v], &p->m[i][v]);
+        PE_UNROLL
+        for (int c = 0; c < 8; c++) p->w[i][c][v] = w[c];
+      }
     }
 }
 
@@ -88,34 +102,41 @@ INLINE void tile(int T, int NT, panel *p, const pe_mm *a, int64_t b0, int n, int
     const int32_t *asum = pe_act_s32(x[i], a->k) + b0;
     for (int b = 0; b < n; b++) {
       float f = (float)asum[b];
-      if (AFFINE(T)) memcpy(&p->start[b][i], &f, 4);
-      else p->start[b][i] = -OFFSET(T) * asum[b];
+      int32_t halves[2];
+      if (HALVES(T)) asum16(pe_act_q(x[i]) + 32 * (b0 + b), halves);
+      if (AFFINE(T)) memcpy(&p->start[0][b][i], &f, 4);
+      else p->start[0][b][i] = -OFFSET(T) * (HALVES(T) ? halves[0] : asum[b]);
+      if (HALVES(T)) p->start[1][b][i] = -OFFSET(T) * halves[1];
     }
     __asm__("" : "+r"(x[i]));
   }
   const int64_t q = pe_act_q(a->x) - (const int8_t *)a->x + 32 * b0, xd = (const uint8_t *)(pe_act_d(a->x, a->k) + b0) - a->x;
   vf (*sums)[2] = p->sums + (t - t0);
+  const int halves = 1 + HALVES(T);
   for (int64_t b = 0; b < n; b++) {
-    vi s[8][2];
     PE_UNROLL
-    for (int i = 0; i < NT; i++) s[i][0] = s[i][1] = AFFINE(T) ? vi_zero() : vi_set32(p->start[b][i]);
-    PE_UNROLL
-    for (int c = 0; c < 8; c++)
+    for (int h = 0; h < halves; h++) {
+      vi s[8][2];
+      PE_UNROLL
+      for (int i = 0; i < NT; i++) s[i][0] = s[i][1] = AFFINE(T) ? vi_zero() : vi_set32(p->start[h][b][i]);
+      PE_UNROLL
+      for (int c = 8 / halves * h; c < 8 / halves * (h + 1); c++)
+        PE_UNROLL
+        for (int i = 0; i < NT; i++) {
+          vi e = pe_bcast32(x[i] + (q + 32 * b) + 4 * c);
+          s[i][0] = vi_dp4(s[i][0], p->w[b][c][0], e);
+          s[i][1] = vi_dp4(s[i][1], p->w[b][c][1], e);
+          pe_pin(&s[i][0]);
+          pe_pin(&s[i][1]);
+        }
       PE_UNROLL
       for (int i = 0; i < NT; i++) {
-        vi e = pe_bcast32(x[i] + (q + 32 * b) + 4 * c);
-        s[i][0] = vi_dp4(s[i][0], p->w[b][c][0], e);
-        s[i][1] = vi_dp4(s[i][1], p->w[b][c][1], e);
-        pe_pin(&s[i][0]);
-        pe_pin(&s[i][1]);
+        vf d = vf_bits(pe_bcast32(x[i] + (xd + 4 * b))), asum = AFFINE(T) ? vf_bits(vi_set32(p->start[0][b][i])) : vf_zero();
+        PE_UNROLL
+        for (int v = 0; v < 2; v++) sums[i][v] = finish(T, sums[i][v], s[i][v], h ? p->m[b][v] : p->d[b][v], p->m[b][v], d, asum);
       }
-    PE_UNROLL
-    for (int i = 0; i < NT; i++) {
-      vf d = vf_bits(pe_bcast32(x[i] + (xd + 4 * b))), asum = AFFINE(T) ? vf_bits(vi_set32(p->start[b][i])) : vf_zero();
-      PE_UNROLL
-      for (int v = 0; v < 2; v++) sums[i][v] = finish(T, sums[i][v], s[i][v], p->d[b][v], p->m[b][v], d, asum);
+      pe_keep_in_memory();
     }
-    pe_keep_in_memory();
   }
 }
 
@@ -130,7 +151,7 @@ INLINE void many_group(int T, const pe_mm *a, int64_t row, int64_t t0, int64_t t
   for (int64_t b0 = 0; b0 < n_blocks; b0 += CHUNK) {
     int n = n_blocks - b0 < CHUNK ? (int)(n_blocks - b0) : CHUNK;
     /* meanwhile fetch the next panel: the next columns, or the next rows */
-    int64_t ahead = b0 + CHUNK < n_blocks ? CHUNK * BYTES(T) : 2 * LANES * a->w_stride - b0 * BYTES(T);
+    int64_t ahead = b0 + CHUNK < n_blocks ? AT(T, CHUNK) : 2 * LANES * a->w_stride - AT(T, b0);
     fill_panel(T, p, l, b0, n, ahead);
     int64_t t = t0;
     for (; t + TILE <= t1; t += TILE) tile(T, TILE, p, a, b0, n, t, t0);
@@ -178,6 +199,9 @@ TYPE(PE_Q5_1, q5_1)
 TYPE(PE_Q8_0, q8_0)
 TYPE(PE_IQ4_NL, iq4_nl)
 TYPE(PE_MXFP4, mxfp4)
+TYPE(PE_NVFP4, nvfp4)
+TYPE(PE_Q1_0, q1_0)
+TYPE(PE_Q2_0, q2_0)
 
 #define ROWS(type, name)                                                                       \
   {"mm_" #name "_" TIER "_one", type, PE_ACT_Q32, TIER_ISA, 1, 1, mm_##name##_one},            \
@@ -185,4 +209,5 @@ TYPE(PE_MXFP4, mxfp4)
   {"mm_" #name "_" TIER "_many", type, PE_ACT_Q32, TIER_ISA, MOST_FEW + 1, INT32_MAX, mm_##name##_many}
 #define ALL_ROWS                                                                               \
   ROWS(PE_Q4_0, q4_0), ROWS(PE_Q4_1, q4_1), ROWS(PE_Q5_0, q5_0), ROWS(PE_Q5_1, q5_1),          \
-  ROWS(PE_Q8_0, q8_0), ROWS(PE_IQ4_NL, iq4_nl), ROWS(PE_MXFP4, mxfp4), {0}
+  ROWS(PE_Q8_0, q8_0), ROWS(PE_IQ4_NL, iq4_nl), ROWS(PE_MXFP4, mxfp4), ROWS(PE_NVFP4, nvfp4), \
+  ROWS(PE_Q1_0, q1_0), ROWS(PE_Q2_0, q2_0), {0}

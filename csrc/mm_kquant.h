@@ -1,4 +1,4 @@
-/* mm_kquant.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS) of LANES rows, taken apart into strips:
+/* mm_kquant.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS, TQ1_0, TQ2_0) of LANES rows, taken apart into strips:
  * sixteen elements of every row, four bytes of each per dword. No arithmetic on activations:
  * a strip goes where mm_kquant.inl.c sends it (take_strip). Included by mm_kquant_maddubs.h and
  * mm_kquant_dp.h, which say what the multiplication wants: SCALE, UP4, CODES. */
@@ -6,10 +6,12 @@
 #define PE_MM_KQUANT_H
 
 #define BYTES(T) \
-  ((T) == PE_Q2_K ? 84 : (T) == PE_Q3_K ? 110 : (T) == PE_Q4_K ? 144 : (T) == PE_Q5_K ? 176 : (T) == PE_Q6_K ? 210 : 136)
+  ((T) == PE_Q2_K ? 84 : (T) == PE_Q3_K ? 110 : (T) == PE_Q4_K ? 144 : (T) == PE_Q5_K ? 176 : (T) == PE_Q6_K ? 210 \
+   : (T) == PE_TQ1_0 ? 54 : (T) == PE_TQ2_0 ? 66 : 136)
+#define UNSCALED(T) ((T) == PE_TQ1_0 || (T) == PE_TQ2_0)  /* the scale of every sub-block is 1 */
 #define MINIMA(T) ((T) == PE_Q2_K || (T) == PE_Q4_K || (T) == PE_Q5_K)
-#define OFFSET(T) ((T) == PE_Q3_K ? 4 : (T) == PE_Q6_K ? 32 : (T) == PE_IQ4_XS ? IQ4_OFFSET : 0)
-#define PER32(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_IQ4_XS)  /* a scale per 32 elements, else per 16 */
+#define OFFSET(T) ((T) == PE_Q3_K ? 4 : (T) == PE_Q6_K ? 32 : (T) == PE_IQ4_XS ? IQ4_OFFSET : UNSCALED(T) ? 1 : 0)
+#define PER32(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_IQ4_XS || UNSCALED(T))  /* a scale per 32 elements, else per 16 */
 
 typedef struct kpanel {    /* one block of LANES rows; dword lane i is row i */
   vi w[64];                /* elements 4c..4c+3, offset not taken off: 0..3, 7, 15, 31, 63; IQ4_XS see CODES */
@@ -60,17 +62,12 @@ INLINE vi or_bits(vi a, vi v, int right, int mask) { return vi_or(a, bits(v, rig
 typedef struct one one;
 INLINE void take_strip(int T, int j, const vi w[4], int up, kpanel *p, one *o);
 
-INLINE void unpack_q2_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
-  vi v[4], s[4], m[4], w[4];
-  pe_transpose16(v, l, off + 68);
-  pe_half_pairs(v[3], &p->d, &p->dmin);
-  pe_transpose16(v, l, off);
-  PE_UNROLL
-  for (int i = 0; i < 4; i++) s[i] = pe_nib_lo(v[i]), m[i] = pe_nib_hi(v[i]);
-  scales(p, 16, s, m, SCALE(PE_Q2_K, o), 0);
+/* Two bits each, 64 bytes: Q2_K, TQ2_0. */
+INLINE void strips_of_pairs(int T, const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  vi v[4], w[4];
   PE_UNROLL
   for (int i = 0; i < 4; i++) {  /* 16 bytes: half i/2, elements 16*(i%2).. of its four groups of 32 */
-    pe_transpose16(v, l, off + 16 + 16 * i);
+    pe_transpose16(v, l, off + 16 * i);
     PE_UNROLL
     for (int g = 0; g < 4; g++) {
       PE_UNROLL
@@ -78,9 +75,71 @@ INLINE void unpack_q2_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
         if (g == 2) v[c] = vi_srl16(v[c], 4);
         w[c] = and8(v[c], g % 2 ? 12 : 3);
       }
-      take_strip(PE_Q2_K, i / 2 * 8 + g * 2 + i % 2, w, g % 2 * 2, p, o);
+      take_strip(T, i / 2 * 8 + g * 2 + i % 2, w, g % 2 * 2, p, o);
     }
   }
+}
+
+INLINE void unpack_q2_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  vi v[4], s[4], m[4];
+  pe_transpose16(v, l, off + 68);
+  pe_half_pairs(v[3], &p->d, &p->dmin);
+  pe_transpose16(v, l, off);
+  PE_UNROLL
+  for (int i = 0; i < 4; i++) s[i] = pe_nib_lo(v[i]), m[i] = pe_nib_hi(v[i]);
+  scales(p, 16, s, m, SCALE(PE_Q2_K, o), 0);
+  strips_of_pairs(PE_Q2_K, l, off + 16, p, o);
+}
+
+INLINE void ones(kpanel *p, int how) {
+  PE_UNROLL
+  for (int j = 0; j < 8; j++) p->sc[j] = how == TWICE16 ? vi_set16(1) : vi_set32(1);
+  PE_UNROLL
+  for (int i = 0; i < 4; i++) p->mn[i] = vi_set16(1);
+}
+
+INLINE void unpack_tq2_0(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  p->d = pe_half_at_end(l, off + 64);
+  ones(p, SCALE(PE_TQ2_0, o));
+  strips_of_pairs(PE_TQ2_0, l, off, p, o);
+}
+
+/* A byte is 243 * 0.digits in base 3, scaled to 256: three times it carries a digit into the next eight bits. */
+typedef struct digits {
+  vi even, odd;            /* bytes as 16 bits */
+} digits;
+
+INLINE digits digits_of(vi v) {
+  return (digits){vi_and(v, vi_set16(255)), vi_srl16(v, 8)};
+}
+
+INLINE vi next_digit(digits *d) {
+  vi even = vi_add16(d->even, vi_add16(d->even, d->even)), odd = vi_add16(d->odd, vi_add16(d->odd, d->odd));
+  *d = (digits){vi_and(even, vi_set16(255)), vi_and(odd, vi_set16(255))};
+  return vi_or(vi_srl16(even, 8), vi_and(odd, vi_set16(0xff00)));
+}
+
+INLINE void unpack_tq1_0(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
+  vi v[4], w[4];
+  pe_transpose16(v, l, off + 38);  /* up to the block's end: four bytes of quants, d */
+  p->d = vf_half(vi_srl32(v[3], 16));
+  digits last = digits_of(vi_or(vi_srl32(v[2], 16), vi_sll32(v[3], 16))), d[4];
+  ones(p, SCALE(PE_TQ1_0, o));
+  PE_UNROLL
+  for (int e = 0; e < 3; e++) {    /* 16 bytes: of the first 32 each digit is half of 32 elements */
+    pe_transpose16(v, l, off + 16 * e);
+    PE_UNROLL
+    for (int c = 0; c < 4; c++) d[c] = digits_of(v[c]);
+    PE_UNROLL
+    for (int i = 0; i < 5; i++) {
+      PE_UNROLL
+      for (int c = 0; c < 4; c++) w[c] = next_digit(&d[c]);
+      take_strip(PE_TQ1_0, e < 2 ? 2 * i + e : 10 + i, w, 0, p, o);
+    }
+  }
+  PE_UNROLL
+  for (int c = 0; c < 4; c++) w[c] = next_digit(&last);
+  take_strip(PE_TQ1_0, 15, w, 0, p, o);
 }
 
 INLINE void unpack_q3_k(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
@@ -223,6 +282,8 @@ INLINE void unpack(int T, const pe_lanes *l, int64_t off, kpanel *p, one *o) {
   if (T == PE_Q5_K) unpack_q5_k(l, off, p, o);
   if (T == PE_Q6_K) unpack_q6_k(l, off, p, o);
   if (T == PE_IQ4_XS) unpack_iq4_xs(l, off, p, o);
+  if (T == PE_TQ1_0) unpack_tq1_0(l, off, p, o);
+  if (T == PE_TQ2_0) unpack_tq2_0(l, off, p, o);
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* mm_kquant.inl.c: matrix products with weights in blocks of 256 (Q2_K to Q6_K, IQ4_XS). The
+/* mm_kquant.inl.c: matrix products with weights in blocks of 256 (Q2_K to Q6_K, IQ4_XS, TQ). The
  * bits are mm_scalar.c's. The body of mm_kquant_{avx2,avxvnni,avx512}.c, over their words and
  * their way of multiplying (mm_kquant_maddubs.h, mm_kquant_dp.h).
  *
@@ -72,7 +72,7 @@ INLINE void finish(int T, int offset, int NT, int NV, vf *acc, vi S[8][2], const
       } else {
         vi s = S[t][v];
         if (offset == 127) s = vi_add32(vi_sub32(s, vi_sll32(N[v], 7)), N[v]);
-        else if (offset) s = vi_sub32(s, vi_sll32(N[v], offset == 32 ? 5 : 2));
+        else if (offset) s = vi_sub32(s, vi_sll32(N[v], offset == 32 ? 5 : offset == 4 ? 2 : 0));
         *to = vf_fma(da, vf_mul(p[v].d, vf_from_vi(s)), *to);
       }
     }
@@ -226,6 +226,8 @@ TYPE(PE_Q4_K, q4_k)
 TYPE(PE_Q5_K, q5_k)
 TYPE(PE_Q6_K, q6_k)
 TYPE(PE_IQ4_XS, iq4_xs)
+TYPE(PE_TQ1_0, tq1_0)
+TYPE(PE_TQ2_0, tq2_0)
 
 #define ROWS_OF(type, name)                                                                   \
   {"mm_" #name "_" TIER "_one", type, PE_ACT_Q256, TIER_ISA, 1, 1, mm_##name##_one},          \
@@ -234,5 +236,6 @@ TYPE(PE_IQ4_XS, iq4_xs)
 
 const pe_row TABLE[] = {
     ROWS_OF(PE_Q2_K, q2_k), ROWS_OF(PE_Q3_K, q3_k), ROWS_OF(PE_Q4_K, q4_k),
-    ROWS_OF(PE_Q5_K, q5_k), ROWS_OF(PE_Q6_K, q6_k), ROWS_OF(PE_IQ4_XS, iq4_xs), {0},
+    ROWS_OF(PE_Q5_K, q5_k), ROWS_OF(PE_Q6_K, q6_k), ROWS_OF(PE_IQ4_XS, iq4_xs),
+    ROWS_OF(PE_TQ1_0, tq1_0), ROWS_OF(PE_TQ2_0, tq2_0), {0},
 };

@@ -10,6 +10,7 @@
  * - vpmulld and an add, three operations, for the sub-block's whole sum: Q5_K (125 984 per 32),
  *   Q6_K (128 016 per 16), IQ4_XS (240*127*32 = 975 360). */
 #define BY_DP2(T) ((T) == PE_Q2_K || (T) == PE_Q3_K || (T) == PE_Q4_K)
+/* Where the scales are 1 (TQ1_0, TQ2_0), vpdpbusd adds to the block's sum itself. */
 #define SCALE(T, one) (BY_DP2(T) || ((T) == PE_Q6_K && !(one)) ? LOW16 : INT32)
 #define UP4 4              /* high nibbles stay high: 16 elements are 487 680, shifted down once */
 /* vpdpbusd wants weights from 0 on: w + 127; S is at most 8*32*975 360 = 249 692 160 and the
@@ -31,10 +32,11 @@ INLINE vi scaled(int by_dp2, vi S, vi isum, vi sc) {
 }
 
 INLINE vi strip_times(int T, vi S, const vi w[4], int up, const int8_t *q, vi sc) {
-  vi s = vi_zero();
+  vi s = UNSCALED(T) && !up ? S : vi_zero();
   PE_UNROLL
   for (int c = 0; c < 4; c++) s = vi_dp4(s, w[c], pe_bcast32(q + 4 * c));
   if (up) s = vi_sra32(s, up);
+  if (UNSCALED(T)) return up ? vi_add32(S, s) : s;
   return scaled(BY_DP2(T), S, s, sc);
 }
 
@@ -59,7 +61,7 @@ INLINE void block_sums(int T, int small, int NT, int NV, vi S[8][2], const kpane
         vi b = pe_bcast32(q + t * stride + 4 * (c0 + c));
         PE_UNROLL
         for (int v = 0; v < NV; v++) {
-          vi from = c > 0 ? s[t][v] : small && OFFSET(T) ? vi_set32(start[t][c0 / 4]) : vi_zero();
+          vi from = c > 0 ? s[t][v] : UNSCALED(T) ? S[t][v] : small && OFFSET(T) ? vi_set32(start[t][c0 / 4]) : vi_zero();
           if (c == 0) pe_pin(&from);
           s[t][v] = vi_dp4(from, p[v].w[c0 + c], b);
           pe_pin(&s[t][v]);
@@ -70,7 +72,7 @@ INLINE void block_sums(int T, int small, int NT, int NV, vi S[8][2], const kpane
       vi sc = p[v].sc[c0 / (PER32(T) ? 8 : 4)];
       if (T == PE_Q6_K && !small) sc = vi_sra32(vi_sll32(sc, 16), 16);
       PE_UNROLL
-      for (int t = 0; t < NT; t++) S[t][v] = scaled(by_dp2, S[t][v], s[t][v], sc), pe_pin(&S[t][v]);
+      for (int t = 0; t < NT; t++) S[t][v] = UNSCALED(T) ? s[t][v] : scaled(by_dp2, S[t][v], s[t][v], sc), pe_pin(&S[t][v]);
     }
   }
 }

@@ -16,12 +16,12 @@
 
 /* How many maddubs results add up within int16: a pair is at most 2*q*127, q being 3 (Q2_K),
  * 7 (Q3_K): four (a sub-block) stay below 7 112; 15 (Q4_K): eight, 30 480; 31 (Q5_K): four,
- * 31 496; 63 (Q6_K): two, 32 004; 127 (IQ4_XS): one, 32 258. */
-#define RUN(T) ((T) == PE_IQ4_XS ? 1 : (T) == PE_Q6_K ? 2 : (T) == PE_Q4_K ? 8 : 4)
+ * 31 496; 63 (Q6_K): two, 32 004; 127 (IQ4_XS): one, 32 258; 3 (TQ): eight, 6 096. */
+#define RUN(T) ((T) == PE_IQ4_XS ? 1 : (T) == PE_Q6_K ? 2 : (T) == PE_Q4_K || UNSCALED(T) ? 8 : 4)
 
 INLINE vi signed_times(vi w, vi x) { return vi_maddubs(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)); }
 
-/* A strip shifted up by two (Q2_K: 12 192, Q3_K: 28 448) still fits: its sum is shifted down. */
+/* A strip shifted up by two (Q2_K, TQ2_0: 12 192, Q3_K: 28 448) still fits: its sum is shifted down. */
 INLINE vi strip_times(int T, vi S, const vi w[4], int up, const int8_t *q, vi sc) {
   const int run = RUN(T) < 4 ? RUN(T) : 4;
   PE_UNROLL

@@ -37,7 +37,7 @@ INLINE void mm_block256(const pe_mm *m, int64_t size, void (*unpack)(block256 *,
         const int8_t *q = pe_act_q(x) + 256 * b;
         float da = pe_act_d(x, m->k)[b];
         /* |isum| <= 16 * |w| * 127, |w| being 3 (Q2_K), 4 (Q3_K), 15 (Q4_K), 31 (Q5_K), 32 (Q6_K),
-         * 127 (IQ4_XS), 43 (IQ2), 62 (IQ3_XXS), 15 (IQ3_S), 9 (IQ1);
+         * 127 (IQ4_XS), 2 (TQ2_0), 1 (TQ1_0), 43 (IQ2), 62 (IQ3_XXS), 15 (IQ3_S), 9 (IQ1);
          * |S| <= 16 * |sc| * |isum|: Q2_K 16*15*6 096 = 1 463 040, Q3_K 16*32*8 128 = 4 161 536,
          * Q4_K 16*63*30 480 = 30 723 840, Q5_K 16*63*62 992 = 63 495 936,
          * Q6_K 16*128*65 024 = 133 169 152, IQ4_XS 16*32*258 064 = 132 128 768,

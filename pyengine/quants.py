@@ -291,10 +291,43 @@ def _iq1_m(b):
     return _scaled(d / 8, sc, _shifted(_entries("IQ1_M", b[:, :32] | (high & 7) << 8), high >> 3))
 
 
+def _tq1_0(b):
+    import numpy as np
+
+    def digits(bytes_, n):  # digit p of a byte: the upper byte of 3 * (byte * 3^p mod 256)
+        powers = np.array([3**p for p in range(n)], np.uint8)[:, None]
+        return ((bytes_[:, None, :] * powers).astype("u2") * 3 >> 8).reshape(len(b), -1)
+
+    q = np.concatenate([digits(b[:, :32], 5), digits(b[:, 32:48], 5), digits(b[:, 48:52], 4)], axis=1)
+    return _f16(b[:, 52:54]) * (q.astype("f4") - 1)
+
+
+def _tq2_0(b):
+    return _f16(b[:, 64:66]) * (_pairs(b[:, :64]).astype("f4") - 1)
+
+
+def _q1_0(b):
+    return _f16(b[:, :2]) * (2 * _bit_string(b[:, 2:]).astype("f4") - 1)
+
+
+def _q2_0(b):
+    q = _fields(b[:, 2:], 2).transpose(0, 2, 1).reshape(-1, 64)  # four neighbours per byte
+    return _f16(b[:, :2]) * (q.astype("f4") - 1)
+
+
+def _nvfp4(b):
+    import numpy as np
+
+    s = b[:, :4]  # ue4m3 is a half with less exponent; 127 is 0; halved, as the values are doubled
+    d = (((s & 127).astype("u2") << 7).view("<f2").astype("f4") * 128) * (s != 127)
+    q = np.array(_MXFP4_VALUES, "f4")[_nibbles(b[:, 4:], 8)]
+    return (d[:, :, None] * q.reshape(-1, 4, 16)).reshape(-1, 64)
+
+
 _MEANING = {
     "F32": _f32_rows, "F16": _f16_rows, "BF16": _bf16_rows,
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
-    "IQ4_NL": _iq4_nl, "MXFP4": _mxfp4,
+    "IQ4_NL": _iq4_nl, "MXFP4": _mxfp4, "NVFP4": _nvfp4, "Q1_0": _q1_0, "Q2_0": _q2_0, "TQ1_0": _tq1_0, "TQ2_0": _tq2_0,
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs,
     "IQ1_S": _iq1_s, "IQ1_M": _iq1_m, "IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s,
     "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s,

@@ -21,6 +21,8 @@ SHORT = "PYENGINE_TEST_SHORT" in os.environ   # emulated CPUs, in CI
 SHAPES = {
     1: (1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 100, 515, 1040),   # float weights: any k
     32: (32, 64, 96, 160, 512, 544, 1056),
+    64: (64, 128, 192, 512, 576, 832, 1600),
+    128: (128, 256, 384, 512, 896, 1664),
     256: (256, 512, 768, 1280, 2304),
 }
 
@@ -81,6 +83,8 @@ class Case:
             blocks[:] = rng.choice([0, 255, 128, 127], (self.k // block, 1))
         if name == "MXFP4" and style == "random":  # its scale is a byte; any byte in the other styles
             blocks[:, 0] = rng.integers(100, 150, len(blocks))
+        if name == "NVFP4":  # all four bytes: zero, subnormal, 127 and the sign among them
+            blocks[:, :4] = rng.choice([0, 3, 7, 8, 40, 64, 90, 126, 127, 128, 200, 255], (len(blocks), 4))
         for at in HALVES[name]:
             d = rng.standard_normal(self.k // block) * rng.choice([1e-6, 0.01, 1, 300])
             d = d.astype(np.float16)

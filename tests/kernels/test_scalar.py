@@ -3,6 +3,8 @@
 The reference below knows nothing of how blocks are packed: a block's integers are had by
 letting the gguf package dequantize the block with its scale set to 1 and its minimum to 0
 (then 0 and 1). So layout and arithmetic are both checked by something we did not write."""
+import ctypes
+import pathlib
 import platform
 
 import exact
@@ -15,10 +17,9 @@ from pyengine import quants
 from pyengine.native import TIERS, ffi, lib
 
 PART = {"IQ1_S": 8, "IQ1_M": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4}  # integers stand for so many parts of the scale
-F16_SCALED = [n for n in HALVES if HALVES[n]]  # MXFP4's scale is a byte e: 2^(e - 128)
+F16_SCALED = [n for n in HALVES if HALVES[n]]  # MXFP4's scale is a byte e: 2^(e - 128), NVFP4's four are ue4m3
 FLOATS = ("F32", "F16", "BF16")
-BLOCK32 = [n for n in HALVES if quants.BY_NAME[n].block == 32]
-BLOCK256 = [n for n in HALVES if quants.BY_NAME[n].block == 256]
+BLOCK32 = [n for n in HALVES if quants.BY_NAME[n].block <= 128]  # taken as blocks of 32
 
 
 def scalar_rows():
@@ -31,8 +32,14 @@ ROWS = scalar_rows()
 
 
 def package(raw, name):
-    """The gguf package's values of whole blocks, flat."""
+    """The gguf package's values of whole blocks, flat. Of Q1_0 and Q2_0 it knows the sizes at most: their bits, lowest
+    first, are written out here, and held to llama.cpp's own below."""
     with np.errstate(all="ignore"):
+        if name in ("Q1_0", "Q2_0"):
+            blocks, width = raw.reshape(-1, 18), int(name[1])
+            word = [int.from_bytes(b[2:].tobytes(), "little") for b in blocks]
+            q = np.array([[w >> width * j & (1 << width) - 1 for j in range(128 // width)] for w in word], np.float32)
+            return (blocks[:, :2].copy().view(np.float16).astype(np.float32) * (2 * q - 1 if width == 1 else q - 1)).reshape(-1)
         return gguf.quants.dequantize(raw.reshape(1, -1), gguf.GGMLQuantizationType[name]).reshape(-1)
 
 
@@ -69,6 +76,9 @@ def set_halves(w, name, *values):
     blocks = w.reshape(-1, t.bytes)
     if name == "MXFP4":  # the nearest power of two at or above
         blocks[:, 0] = 128 + np.ceil(np.log2(np.maximum(np.abs(values[0]), 2.0**-30)))
+    if name == "NVFP4":  # four that differ near the value, or 1.0 exactly
+        e = gguf.quants.NVFP4.fp32_to_ue4m3(2 * np.abs(np.broadcast_to(values[0], len(blocks))))
+        blocks[:, :4] = e[:, None] + (np.zeros(4, np.uint8) if np.ndim(values[0]) == 0 else np.array([0, 1, 5, 9], np.uint8))
     for at, value in zip(HALVES[name], values):
         set_half(blocks, name, at, value)
 
@@ -85,11 +95,13 @@ def random_weights(rng, name, n_rows, k):
 
 
 def integers(w, name):
-    """sc*q per element, minimum's integer per element, d and m per block: all from the gguf package."""
+    """sc*q per element, minimum's integer per element, d (of NVFP4 four) and m per block: all from the gguf package."""
     t = quants.BY_NAME[name]
     raw = w.reshape(-1, t.bytes).copy()
     if name == "MXFP4":
         scale = np.ldexp(1.0, raw[:, 0].astype("i4") - 128)
+    elif name == "NVFP4":
+        scale = gguf.quants.NVFP4.ue4m3_to_fp32(raw[:, :4]).ravel()
     else:
         scale = halves(raw, name, HALVES[name][0])
     low, part = np.zeros_like(scale), PART.get(name, 1)
@@ -110,23 +122,24 @@ def reference_row(w, name, x):
     """One weight row (bytes) times one float32 activation row, by the definition."""
     t = quants.BY_NAME[name]
     wq, mins, scale, low = integers(w, name)
-    quantize = quants.quantize_q32 if t.block == 32 else quants.quantize_q256
-    xq, xd, _ = quantize(x)
-    xq, xd = xq.reshape(-1, t.block).astype("i8"), xd.tolist()
+    xq, xd, _ = (quants.quantize_q32 if name in BLOCK32 else quants.quantize_q256)(x)
+    n = 16 if name == "NVFP4" else 32 if name in BLOCK32 else 256  # elements with one scale, or fewer
+    wq, mins, xq, xd = wq.reshape(-1, n), mins.reshape(-1, n), xq.reshape(-1, n).astype("i8"), xd.tolist()
     acc = 0.0
-    for b in range(len(xd)):
-        total = int((wq[b] * xq[b]).sum())
-        lows = int((mins[b] * xq[b]).sum())
+    for i in range(len(wq)):
+        da, d, m = xd[i * len(xd) // len(wq)], scale[i * len(scale) // len(wq)], low[i * len(low) // len(wq)]
+        total = int((wq[i] * xq[i]).sum())
+        lows = int((mins[i] * xq[i]).sum())
         assert abs(total) < 2**31 and abs(lows) < 2**31
-        s, m = exact.round32(exact.Fraction(total)), exact.round32(exact.Fraction(lows))
-        if t.block == 32:
-            acc = exact.fma(exact.mul(scale[b], xd[b]), s, acc)
+        s, n_sum = exact.round32(exact.Fraction(total)), exact.round32(exact.Fraction(lows))
+        if name in BLOCK32:
+            acc = exact.fma(exact.mul(d, da), s, acc)
             if len(HALVES[name]) == 2:
-                acc = exact.fma(exact.mul(low[b], xd[b]), m, acc)
-        elif len(HALVES[name]) == 2:  # the package subtracts minima, so m is -N
-            acc = exact.fma(xd[b], exact.fma(scale[b], s, -exact.mul(low[b], -m + 0.0)), acc)
+                acc = exact.fma(exact.mul(m, da), n_sum, acc)
+        elif len(HALVES[name]) == 2:  # the package subtracts minima, so n_sum is -N
+            acc = exact.fma(da, exact.fma(d, s, -exact.mul(m, -n_sum + 0.0)), acc)
         else:
-            acc = exact.fma(xd[b], exact.mul(scale[b], s), acc)
+            acc = exact.fma(da, exact.mul(d, s), acc)
     return acc
 
 
@@ -210,6 +223,36 @@ def test_every_byte_as_a_scale_of_mxfp4():
     assert np.array_equal(native(one, "MXFP4", 256 * 32).reshape(256, 32)[:, :1].astype("f8"), values)
     check("MXFP4", raw, np.full((1, 32), 2.0**-20, "f4"))
     check("MXFP4", raw, np.full((1, 32), 127.0, "f4"))
+
+
+def test_every_byte_as_a_scale_of_nvfp4():
+    """ue4m3: 0 and 128 are 0, up to 7 subnormal, 127 is 0 where 255 is 240: as the package has it, in products too."""
+    raw = np.random.default_rng(23).integers(0, 256, (256, 36), dtype=np.uint8)
+    raw[:, :4] = np.arange(256)[:, None] ^ [0, 1, 2, 128]
+    got, want = native(raw, "NVFP4", 256 * 64), package(raw, "NVFP4")
+    assert np.array_equal(got.view("u4"), want.view("u4"))
+    one = raw.copy()
+    one[:, 4:] = 0x22  # doubled values of 2
+    values = native(one, "NVFP4", 256 * 64).reshape(256, 64)[:, 0]
+    assert values[[0, 1, 7, 8, 56, 64, 126, 127, 128, 255]].tolist() == [0, 2**-9, 7 * 2**-9, 2**-6, 1, 2, 448, 0, 0, 480]
+    check("NVFP4", raw, np.random.default_rng(24).normal(0, 1, (1, 64)).astype("f4"))
+
+
+@pytest.mark.parametrize("name", ("Q1_0", "Q2_0", "TQ1_0", "TQ2_0", "NVFP4"))
+def test_small_types_dequantize_as_in_llama_cpp(name):
+    """The gguf package does not dequantize the first two; the library that tests/oracle.py runs on has the functions."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    library = next(iter(pathlib.Path(xllamacpp.__file__).parent.glob("*.so")), None)
+    function = getattr(ctypes.CDLL(str(library)), f"dequantize_row_{name.lower()}", None) if library else None
+    if function is None:
+        pytest.skip("this build of llama.cpp does not show its functions")
+    t, n = quants.BY_NAME[name], 3_000
+    raw = np.random.default_rng(25).integers(0, 256, n * t.bytes, dtype=np.uint8)
+    want = np.empty(n * t.block, np.float32)
+    function(ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(want.ctypes.data), ctypes.c_int64(want.size))
+    got, finite = native(raw, name, want.size), np.isfinite(want)
+    assert finite.mean() > 0.9 and np.array_equal(got[finite].view("u4"), want[finite].view("u4"))
+    assert not np.isfinite(got[~finite]).any()
 
 
 def test_dequant_refuses():
