@@ -1,4 +1,4 @@
-# run, test, test-long, test-arm, bench, check, wheels. Everything lands in .venv and build/; models in the
+# run, test, test-long, test-arm, bench, table, check, wheels. Everything lands in .venv and build/; models in the
 # user's cache (PYENGINE_CACHE moves it). Stamps keep a repeated make quick.
 # PYTHON=python3.12 make ... chooses the interpreter, CC=clang the compiler.
 
@@ -10,7 +10,7 @@ PROMPT  ?= Explain in one sentence why the sky is blue.
 SOURCES := setup.py $(wildcard csrc/*.c csrc/*.h)
 
 .NOTPARALLEL:
-.PHONY: all run test test-long test-arm bench check check-tests check-threads check-fuzz check-oracle check-serve models wheels clean
+.PHONY: all run test test-long test-arm bench table table-speeds check check-tests check-threads check-fuzz check-oracle check-serve models wheels clean
 all: $(VENV)/.native
 
 run: $(VENV)/.native
@@ -33,6 +33,13 @@ bench: $(VENV)/.bench $(VENV)/.native models
 	$(BIN)/python bench/ops.py
 	$(BIN)/python bench/compare.py $(BENCH)
 	$(BIN)/python bench/serve.py
+
+# docs/models.md's table of tensor types from the code; table-speeds measures its speeds first: a quiet machine for some minutes.
+table: $(VENV)/.native
+	$(BIN)/python tools/type_table.py
+
+table-speeds: $(VENV)/.bench $(VENV)/.native
+	$(BIN)/python tools/type_table.py --measure
 
 # Every platform's wheel into dist/ (docs/platforms.md); WHEELS= names some: make wheels WHEELS="linux-armv7l macos-arm64".
 wheels: $(VENV)/.wheels

@@ -5,15 +5,18 @@
 One token: GB/s of weight bytes over a matrix much larger than the caches, and its share of
 a plain linear read loop over the same bytes (a share above 1 is no error: eight streams
 read more than one). More tokens: GMAC/s and the share of what the bare inner instructions
-of the kernel's own tier reach on registers. Rounds go over all kernels in turn, and medians
+of the kernel's own tier reach on registers. Both also relative to Q4_0 on the same tier: multiply-adds per second,
+measured right before it. Rounds go over all kernels in turn, and medians
 of the rounds are printed, so that a busy neighbour disturbs every line alike.
 """
 import argparse
+import datetime
 import json
 import statistics
 import threading
 import time
 
+import machine_facts
 import numpy as np
 
 from pyengine import quants
@@ -33,7 +36,10 @@ def finite_blocks(t: quants.QuantType, n: int) -> np.ndarray:
     if t.name == "MXFP4":  # a byte: 2^(e - 128)
         blocks[:, 0] = 120
         return blocks
-    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(t.name, (0, 2) if t.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (0,)):
+    if t.name == "NVFP4":  # four bytes: 2^-3 to 2^-1
+        blocks[:, :4] = rng.integers(40, 56, (n, 4))
+        return blocks
+    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)}.get(t.name, (0, 2) if t.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (0,)):
         blocks[:, at:at + 2] = rng.uniform(0.001, 0.01, n).astype(np.float16).view(np.uint8).reshape(n, 2)
     return blocks
 
@@ -56,6 +62,14 @@ def activations(act: int, k: int, n: int) -> tuple[np.ndarray, int]:
         rows[:, at:at + width] = np.ascontiguousarray(section).view(np.uint8).reshape(n, width)
         at += up(width)
     return rows, stride
+
+
+def fill(memory: np.ndarray, t: quants.QuantType) -> None:
+    """The same few blocks again and again."""
+    unit = finite_blocks(t, 16384).ravel()
+    for at in range(0, memory.size, unit.size):
+        part = memory[at:at + unit.size]
+        part[:] = unit[:part.size]
 
 
 class Job:
@@ -81,19 +95,15 @@ class Job:
             m.k, m.n, m.r0, m.r1 = k, n, r0, r0 + PART
             self.calls[i % threads].append(m)
 
-    def fill(self):
-        """The matrix's bytes: the same few rows again and again."""
-        unit = finite_blocks(self.type, self.k // self.type.block * 64).ravel()
-        for at in range(0, self.bytes, unit.size):
-            part = self.memory[at:min(at + unit.size, self.bytes)]
-            part[:] = unit[:part.size]
-
     def seconds(self) -> float:
         fn = self.row.fn
         return timed(lambda i: [fn(m) for m in self.calls[i]], self.threads)
 
+    def macs(self, seconds: float) -> float:
+        return self.rows * self.k * self.n / seconds
+
     def figure(self, seconds: float) -> float:
-        return (self.bytes if self.n == 1 else self.rows * self.k * self.n) / seconds / 1e9
+        return self.bytes / seconds / 1e9 if self.n == 1 else self.macs(seconds) / 1e9
 
 
 def timed(work, threads: int) -> float:
@@ -149,8 +159,9 @@ def main() -> None:
     a = p.parse_args()
     wtypes = [t.id for t in quants.TYPES.values() if t.act is not None and (a.types is None or t.name in a.types.split(","))]
     limit = a.mb * 1_000_000
-    memory = np.zeros(limit, np.uint8)
-    out = []
+    memory, memory_q4_0 = np.zeros(limit, np.uint8), np.zeros(limit, np.uint8)
+    out, q4_0 = [], {}  # (tier's bits, k, tokens) -> its job
+    fill(memory_q4_0, quants.BY_NAME["Q4_0"])
     for wtype in wtypes:
         for k in map(int, a.k.split(",")):
             if k % quants.TYPES[wtype].block:
@@ -158,27 +169,38 @@ def main() -> None:
             jobs = [Job(r, k, n, a.threads, memory, limit) for n in map(int, a.tokens.split(",")) for r in choose([wtype], a.isa, n)]
             if not jobs:
                 continue
-            max(jobs, key=lambda j: j.bytes).fill()
+            fill(memory[:max(job.bytes for job in jobs)], quants.TYPES[wtype])
+            for job in jobs:
+                at = job.row.isa, k, job.n
+                if at not in q4_0:
+                    rows = [r for r in choose([quants.BY_NAME["Q4_0"].id], None if job.row.isa else "scalar", job.n) if r.isa == job.row.isa]
+                    q4_0[at] = Job(rows[0], k, job.n, a.threads, memory_q4_0, limit) if rows else None
             measured = [[] for _ in jobs]
             shares = [[] for _ in jobs]
+            ratios = [[] for _ in jobs]
             for _ in range(a.rounds):
                 for i, job in enumerate(jobs):
                     yardstick = (lambda: read_gbs(memory, limit, a.threads)) if job.n == 1 else (lambda: peak_gmacs(job.row.isa, a.threads))
                     before = yardstick()
-                    figure = job.figure(job.seconds())
+                    base = q4_0[job.row.isa, k, job.n]
+                    rate = base.macs(base.seconds()) if base else 0.0
+                    seconds = job.seconds()
+                    figure = job.figure(seconds)
+                    ratios[i].append(job.macs(seconds) / rate if rate else 0.0)
                     best = max(before, yardstick())
                     measured[i].append(figure)
                     shares[i].append(figure / best if best else 0.0)
-            for job, figures, share in zip(jobs, measured, shares):
+            for job, figures, share, ratio in zip(jobs, measured, shares, ratios):
                 line = {"kernel": job.name, "k": k, "tokens": job.n, "threads": a.threads, "figure": statistics.median(figures),
                         "best": max(figures), "unit": "GB/s" if job.n == 1 else "GMAC/s"}
-                line["share"] = statistics.median(share)
+                line.update(type=job.type.name, isa=job.row.isa, share=statistics.median(share), of_q4_0=statistics.median(ratio) or None)
                 out.append(line)
                 if not a.json:
                     tail = f"{line['share']:6.2f} of a linear read" if job.n == 1 else f"{line['share']:6.2f} of the bare loop"
-                    print(f"{job.name:22} k={k:<6} n={job.n:<4} {line['figure']:7.1f} (best {line['best']:6.1f}) {line['unit']:7}{tail}", flush=True)
+                    print(f"{job.name:22} k={k:<6} n={job.n:<4} {line['figure']:7.1f} (best {line['best']:6.1f}) {line['unit']:7}{tail}"
+                          + (f", {line['of_q4_0']:5.2f} of Q4_0's speed" if line["of_q4_0"] else ""), flush=True)
     if a.json:
-        print(json.dumps(out))
+        print(json.dumps({"machine": machine_facts.cpu(), "date": datetime.date.today().isoformat(), "threads": a.threads, "rows": out}))
 
 
 if __name__ == "__main__":

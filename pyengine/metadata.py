@@ -328,14 +328,29 @@ _TEXTS = {
     lib.PE_GGUF_ENAMEDUP: "found twice, first at byte {found}, expected once",
     lib.PE_GGUF_ENDIMS: "found {found} dimensions, expected 1..4",
     lib.PE_GGUF_EDIM: "found dimension {limit} of {found}, expected 1..2147483648",
-    lib.PE_GGUF_ETENSORTYPE: "found tensor type {found_signed}, expected one of ggml's current types",
+    lib.PE_GGUF_ETENSORTYPE: "found tensor type {found_signed}, expected one of ggml's current types{hint}",
     lib.PE_GGUF_EBLOCK: "found rows of {found} elements, expected a multiple of {limit}, the type's block",
     lib.PE_GGUF_ESIZE: "found a shape of 2^63 bytes or more, expected what the file can hold",
     lib.PE_GGUF_EOFFALIGN: "found data offset {found}, expected a multiple of {limit}",
     lib.PE_GGUF_EOFFRANGE: "found data offset {found}, expected one inside the file",
     lib.PE_GGUF_ESHORT: "file is shorter than its tensors need (have {found}, need {limit} bytes)",
-    lib.PE_GGUF_EOVERLAP: "found data that overlaps that of {other}, expected its own",
+    lib.PE_GGUF_EOVERLAP: "found data that overlaps that of {other}, expected its own{hint}",
 }
+
+# Types that ggml has taken out again, and what its own message says to do.
+_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+
+
+def _hint(code: int, found: int, tensor_type: int | None) -> str:
+    """What to do about a tensor that cannot be read, where there is something."""
+    if code == lib.PE_GGUF_ETENSORTYPE:
+        name = _REMOVED.get(found)
+        if name:
+            return f": it is {name}, which was removed: quantize the model again, as {'IQ4_NL' if name.startswith('IQ4') else 'Q4_0'}"
+        return ": a fork's, or newer than this version"
+    if code == lib.PE_GGUF_EOVERLAP and tensor_type == 42:
+        return " (Q2_0 is 18 bytes per 64 elements; a fork stores 34 per 128 under the same number: take the file with groups of 64)"
+    return ""
 
 
 def _refusal(path: str | bytes, fd: int, g: Any) -> Exception:
@@ -348,12 +363,14 @@ def _refusal(path: str | bytes, fd: int, g: Any) -> Exception:
     start = os.read(fd, 512)
     if code == lib.PE_GGUF_EMAGIC or not start.startswith(b"GGUF"):
         return GGUFError(f"{shown(path)}: is not a GGUF file: {looks_like(start)}", offset=0)
-    other = ""
+    other, tensor_type = "", None
     if code == lib.PE_GGUF_EOVERLAP:
         t = g.tensors[found]
+        tensor_type = t.type
         other = quoted(bytes(ffi.buffer(g.head + t.at + 8, t.name_len)))
     text = _TEXTS[code].format(found=found, limit=limit, found_type=VALUE_TYPES.get(found, found),
-                               found_signed=found - (1 << 32) if found >> 31 & 1 else found, other=other)
+                               found_signed=found - (1 << 32) if found >> 31 & 1 else found, other=other,
+                               hint=_hint(code, found, tensor_type))
     kind = {lib.PE_GGUF_IN_KEY: "key", lib.PE_GGUF_IN_TENSOR: "tensor"}.get(g.e_in)
     name = bytes(ffi.buffer(g.head + g.e_name, g.e_name_len)) if g.e_name_len else b""
     if not kind:

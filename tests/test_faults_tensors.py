@@ -125,6 +125,21 @@ def test_unknown_type(tmp_path, kind):
         tmp_path, table(info("w", (256,), kind, 0), data=bytes(4096)))
 
 
+@pytest.mark.parametrize("kind, name, instead", [(4, "Q4_2", "Q4_0"), (5, "Q4_3", "Q4_0"), (31, "Q4_0_4_4", "Q4_0"), (32, "Q4_0_4_8", "Q4_0"),
+                                                 (33, "Q4_0_8_8", "Q4_0"), (36, "IQ4_NL_4_4", "IQ4_NL"), (37, "IQ4_NL_4_8", "IQ4_NL"),
+                                                 (38, "IQ4_NL_8_8", "IQ4_NL")])
+def test_removed_types_say_what_to_do(tmp_path, kind, name, instead):
+    text = refused(tmp_path, table(info("w", (256,), kind, 0), data=bytes(4096)))
+    assert "tensor 'w'" in text and f"it is {name}, which was removed: quantize the model again, as {instead}" in text and "\n" not in text
+    assert "newer than this version" in refused(tmp_path, table(info("w", (256,), 142, 0), data=bytes(4096)))
+
+
+def test_a_fork_s_q2_0_is_explained(tmp_path):
+    """34 bytes per 128 elements, under the number of 18 per 64: tensors seem to overlap."""
+    infos = [info("first", (2048,), 42, 0), info("second", (2048,), 42, 544)]
+    assert "a fork stores 34 per 128 under the same number" in refused(tmp_path, table(*infos, data=bytes(1152)))
+
+
 @pytest.mark.parametrize("kind", sorted(k for k, (_, block, _) in TENSOR_TYPES.items() if block > 1))
 def test_row_that_is_no_multiple_of_the_block(tmp_path, kind):
     block = TENSOR_TYPES[kind][1]

@@ -5,15 +5,24 @@ step, under GGUF's own tensor names. It says nothing of types, instruction sets,
 fusions, pages or batches; those are lower.py's, fuse.py's and the engine's. Every
 word checks its widths against the file, so a graph that was built fits its tensors.
 
-Imported by arch/ and plan/. Imports errors only.
+Imported by arch/ and plan/. Imports errors and quants only.
 """
 
 import struct
 
-from ..errors import GGUFError
+from ..errors import GGUFError, UnsupportedError
+from ..quants import TYPES
 
-# What a vector (norm weight, bias) may be stored as.
-VECTOR_TYPES = ("F32", "F16", "BF16")
+# What a vector (norm weight, bias) may be stored as; all but F32 are made float32 when the model is opened.
+VECTOR_TYPES = ("F32", "F16", "BF16", "F64")
+
+# Types that a file may name and no matrix product takes: what to do about it.
+NO_MATRIX = {
+    "Q8_1": "a form of activations, not of weights: quantize the model again, as Q8_0",
+    "Q8_K": "a form of activations, not of weights: quantize the model again, as Q8_0",
+    "F64": "convert the model again, with F32 or F16 weights",
+    **dict.fromkeys(("I8", "I16", "I32", "I64"), "integers, where weights are expected"),
+}
 
 
 class Weight:
@@ -66,6 +75,8 @@ class Graph:
         if role == "vector" and tensor.type_name not in VECTOR_TYPES:
             raise GGUFError(f"{self.gguf.path}: tensor '{name}' is a vector of type {tensor.type_name}, "
                             f"expected one of {', '.join(VECTOR_TYPES)}", key=name, offset=tensor.offset)
+        if role == "matrix" and TYPES[tensor.type].act is None:
+            raise UnsupportedError(f"{self.gguf.path}: tensor '{name}' is a matrix of type {tensor.type_name}: {NO_MATRIX[tensor.type_name]}")
         self.used.add(name)
         return Weight(name, tensor, role)
 

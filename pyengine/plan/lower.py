@@ -4,6 +4,7 @@ matrix product. No fusion here (fuse.py) and no addresses (program.py).
 Imported by plan/program.py. Imports plan/, native, quants through the rows it is given.
 """
 
+import array
 import dataclasses
 import struct
 from collections import Counter
@@ -146,8 +147,10 @@ class Lowering:
         if weight.name not in self.consts:
             t = weight.tensor
             raw = self.graph.gguf.files[t.file].buffer[t.offset : t.offset + t.nbytes]
-            n = t.nbytes // 2
-            if t.type_name == "F16":
+            n = t.shape[0]
+            if t.type_name == "F64":    # rounded once; array() where struct would refuse what float32 does not hold
+                data = array.array("f", array.array("d", bytes(raw))).tobytes()
+            elif t.type_name == "F16":
                 data = struct.pack(f"<{n}f", *struct.unpack(f"<{n}e", raw))
             else:                       # BF16: the upper half of a float32
                 data = b"".join(b"\0\0" + bytes(raw[2 * i : 2 * i + 2]) for i in range(n))

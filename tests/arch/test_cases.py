@@ -149,9 +149,34 @@ def test_case_95_sixteen_bit_weights_and_norms(tmp_path, weight_type):
         bits = w.astype(np.float32).view(np.uint32) & 0xFFFF0000       # exact in BF16
         cut[name] = bits.view(np.float32).astype(np.float16).astype(np.float32)     # and in F16
     wide = logits(tiny_gguf.write(tmp_path / "wide.gguf", spec, tensors=cut))
-    narrow = {n: w.astype(np.float16) for n, w in cut.items()}
-    half = logits(tiny_gguf.write(tmp_path / "half.gguf", spec, tensors=narrow))
-    assert np.array_equal(wide, half)
+    for kind in (np.float16, np.float64):
+        other = logits(tiny_gguf.write(tmp_path / "other.gguf", spec, tensors={n: w.astype(kind) for n, w in cut.items()}))
+        assert np.array_equal(wide, other), kind
+
+
+def test_case_95_double_norms_are_rounded_once(tmp_path):
+    """A norm stored in 64 bits is the nearest float32, also of what lies between two of them or beyond."""
+    exact = tiny_gguf.weights(Spec())["output_norm.weight"].astype(np.float64)
+    nudged = exact + np.spacing(exact.astype(np.float32)) * np.where(np.arange(len(exact)) % 2, 0.49, -0.24)
+    a = logits(tiny_gguf.write(tmp_path / "a.gguf", Spec(), tensors={"output_norm.weight": nudged}))
+    assert np.array_equal(a, logits(tiny_gguf.write(tmp_path / "b.gguf", Spec())))
+
+
+@pytest.mark.parametrize("type_id, advice", [(9, "Q8_1: a form of activations.* as Q8_0"), (15, "Q8_K: a form of activations.* as Q8_0"),
+                                             (28, "F64: convert the model again, with F32"), (26, "I32: integers"), (24, "I8: integers"),
+                                             (25, "I16: integers"), (27, "I64: integers")])
+def test_case_93_matrices_that_no_product_takes_are_refused(tmp_path, type_id, advice):
+    """In one line, with the tensor, its type and what to do; nothing is guessed or skipped."""
+    raw = bytearray(tiny_gguf.write(tmp_path / "a.gguf", Spec(n_embd=256, n_ff=(256,))).read_bytes())
+    name = b"blk.1.ffn_down.weight"          # the last tensor: what is longer than F32 finds room behind it
+    at = raw.index(name) + len(name) + 4 + 2 * 8
+    assert raw[at:at + 4] == bytes(4)
+    raw[at:at + 4] = type_id.to_bytes(4, "little")
+    (tmp_path / "b.gguf").write_bytes(raw + bytes(4 * 256 * 256))
+    with pytest.raises(errors.UnsupportedError, match=f"tensor 'blk.1.ffn_down.weight' is a matrix of type {advice}") as e:
+        with GGUF(tmp_path / "b.gguf") as g:
+            plan.compile(g, n_ctx=64)
+    assert "\n" not in str(e.value)
 
 
 def test_case_111_unknown_architecture(tmp_path):
