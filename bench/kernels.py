@@ -36,6 +36,9 @@ def finite_blocks(t: quants.QuantType, n: int) -> np.ndarray:
     if t.name == "MXFP4":  # a byte: 2^(e - 128)
         blocks[:, 0] = 120
         return blocks
+    if t.name == "IQ1_M":  # its half is the top nibbles of four words, lowest first: about 0.004
+        blocks[:, 49:56:2] = blocks[:, 49:56:2] & 15 | np.array([0, 0, 12, 1], np.uint8) << 4
+        return blocks
     if t.name == "NVFP4":  # four bytes: 2^-3 to 2^-1
         blocks[:, :4] = rng.integers(40, 56, (n, 4))
         return blocks

@@ -46,6 +46,9 @@ extern const pe_row pe_rows_block32_avx512[];
 extern const pe_row pe_rows_kquant_avx2[];
 extern const pe_row pe_rows_kquant_avxvnni[];
 extern const pe_row pe_rows_kquant_avx512[];
+extern const pe_row pe_rows_iquant_avx2[];
+extern const pe_row pe_rows_iquant_avxvnni[];
+extern const pe_row pe_rows_iquant_avx512[];
 #elif defined(__aarch64__)
 extern const pe_row pe_rows_float_neon[];
 extern const pe_row pe_rows_block32_neon[];

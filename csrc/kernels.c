@@ -19,6 +19,9 @@ static const pe_row *const row_tables[] = {
     pe_rows_kquant_avx2,
     pe_rows_kquant_avxvnni,
     pe_rows_kquant_avx512,
+    pe_rows_iquant_avx2,
+    pe_rows_iquant_avxvnni,
+    pe_rows_iquant_avx512,
 #elif defined(__aarch64__)
     pe_rows_float_neon,
     pe_rows_block32_neon,

@@ -1,66 +1,8 @@
-/* mm_kquant.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS, TQ1_0, TQ2_0) of LANES rows, taken apart into strips:
- * sixteen elements of every row, four bytes of each per dword. No arithmetic on activations:
- * a strip goes where mm_kquant.inl.c sends it (take_strip). Included by mm_kquant_maddubs.h and
- * mm_kquant_dp.h, which say what the multiplication wants: SCALE, UP4, CODES. */
+/* mm_kquant.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS, TQ1_0, TQ2_0) of LANES rows, taken apart into the
+ * strips of mm_kpanel.h. No arithmetic on activations. Included by mm_kquant_{avx2,avxvnni,avx512}.c,
+ * after the file with their way of multiplying, which says SCALE, UP4 and CODES. */
 #ifndef PE_MM_KQUANT_H
 #define PE_MM_KQUANT_H
-
-#define BYTES(T) \
-  ((T) == PE_Q2_K ? 84 : (T) == PE_Q3_K ? 110 : (T) == PE_Q4_K ? 144 : (T) == PE_Q5_K ? 176 : (T) == PE_Q6_K ? 210 \
-   : (T) == PE_TQ1_0 ? 54 : (T) == PE_TQ2_0 ? 66 : 136)
-#define UNSCALED(T) ((T) == PE_TQ1_0 || (T) == PE_TQ2_0)  /* the scale of every sub-block is 1 */
-#define MINIMA(T) ((T) == PE_Q2_K || (T) == PE_Q4_K || (T) == PE_Q5_K)
-#define OFFSET(T) ((T) == PE_Q3_K ? 4 : (T) == PE_Q6_K ? 32 : (T) == PE_IQ4_XS ? IQ4_OFFSET : UNSCALED(T) ? 1 : 0)
-#define PER32(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_IQ4_XS || UNSCALED(T))  /* a scale per 32 elements, else per 16 */
-
-typedef struct kpanel {    /* one block of LANES rows; dword lane i is row i */
-  vi w[64];                /* elements 4c..4c+3, offset not taken off: 0..3, 7, 15, 31, 63; IQ4_XS see CODES */
-  vi sc[16];               /* scale of a sub-block, as SCALE says */
-  vi mn[8];                /* sub-blocks 2i and 2i+1 as int16: minima, or scales again where there are none */
-  vf d, dmin;
-  vi bias[16];             /* Q6_K by maddubs */
-} kpanel;
-
-/* ---- scales ----------------------------------------------------------------------------- */
-
-/* How a scale is written into its dword, which depends on what it meets. */
-enum { TWICE16, LOW16, INT32 };
-
-INLINE vi scale(vi v, int byte, int how, int is_signed) {
-  uint32_t b = (uint32_t)byte, z = 0x80;  /* 0x80: shuffle writes 0 */
-  if (!is_signed) return vi_shuffle8(v, pe_own_bytes(b | z << 8 | (how == TWICE16 ? b : z) << 16 | z << 24));
-  if (how == INT32) return vi_sra32(vi_shuffle8(v, pe_own_bytes(z | z << 8 | z << 16 | b << 24)), 24);
-  return vi_sra16(vi_shuffle8(v, pe_own_bytes(z | b << 8 | z << 16 | (how == TWICE16 ? b : z) << 24)), 8);
-}
-
-/* Bytes b and b+1 as two int16. */
-INLINE vi pair16(vi v, int byte, int is_signed) {
-  uint32_t b = (uint32_t)byte, z = 0x80;
-  if (!is_signed) return vi_shuffle8(v, pe_own_bytes(b | z << 8 | (b + 1) << 16 | z << 24));
-  return vi_sra16(vi_shuffle8(v, pe_own_bytes(z | b << 8 | z << 16 | (b + 1) << 24)), 8);
-}
-
-/* n scales of a byte each, four per dword of s, to sc; m to mn. */
-INLINE void scales(kpanel *p, int n, const vi *s, const vi *m, int how, int is_signed) {
-  PE_UNROLL
-  for (int j = 0; j < n; j++) p->sc[j] = scale(s[j / 4], j % 4, how, is_signed);
-  PE_UNROLL
-  for (int i = 0; i < n / 2; i++) p->mn[i] = pair16(m[i / 2], i % 2 * 2, is_signed);
-}
-
-/* ---- strips ----------------------------------------------------------------------------- */
-
-INLINE vi and8(vi v, int mask) { return vi_and(v, vi_set8(mask)); }
-/* Bits of bytes moved by a shift of 16-bit lanes: the mask drops what came from the neighbour. */
-INLINE vi bits(vi v, int right, int mask) {
-  return and8(right > 0 ? vi_srl16(v, right) : right < 0 ? vi_sll16(v, -right) : v, mask);
-}
-INLINE vi or_bits(vi a, vi v, int right, int mask) { return vi_or(a, bits(v, right, mask)); }
-
-/* Strip j, its quants shifted up by `up` bits where that saves shifting them down: a strip's
- * sum is shifted instead. Q2_K and Q3_K: two of four fields stay where they are. */
-typedef struct one one;
-INLINE void take_strip(int T, int j, const vi w[4], int up, kpanel *p, one *o);
 
 /* Two bits each, 64 bytes: Q2_K, TQ2_0. */
 INLINE void strips_of_pairs(int T, const pe_lanes *l, int64_t off, kpanel *p, one *o) {
@@ -285,5 +227,9 @@ INLINE void unpack(int T, const pe_lanes *l, int64_t off, kpanel *p, one *o) {
   if (T == PE_TQ1_0) unpack_tq1_0(l, off, p, o);
   if (T == PE_TQ2_0) unpack_tq2_0(l, off, p, o);
 }
+
+#define EACH_TYPE(X)                                                                                            \
+  X(PE_Q2_K, q2_k) X(PE_Q3_K, q3_k) X(PE_Q4_K, q4_k) X(PE_Q5_K, q5_k) X(PE_Q6_K, q6_k) X(PE_IQ4_XS, iq4_xs)     \
+  X(PE_TQ1_0, tq1_0) X(PE_TQ2_0, tq2_0)
 
 #endif

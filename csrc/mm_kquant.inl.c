@@ -1,6 +1,6 @@
-/* mm_kquant.inl.c: matrix products with weights in blocks of 256 (Q2_K to Q6_K, IQ4_XS, TQ). The
- * bits are mm_scalar.c's. The body of mm_kquant_{avx2,avxvnni,avx512}.c, over their words and
- * their way of multiplying (mm_kquant_maddubs.h, mm_kquant_dp.h).
+/* mm_kquant.inl.c: matrix products with weights in blocks of 256. The bits are mm_scalar.c's. The
+ * body of mm_{kquant,iquant}_{avx2,avxvnni,avx512}.c, over their words, their way of multiplying
+ * (mm_kquant_maddubs.h, mm_kquant_dp.h) and their types (mm_kquant.h, mm_iquant.h).
  *
  * LANES rows in as many lanes. One token: rows far apart, each strip multiplied as it is
  * unpacked, nothing stored. A few tokens: rows far apart, a block at a time unpacked to a
@@ -25,15 +25,33 @@ INLINE void prefetch_lane(int T, const pe_lanes *l, int64_t b, int lane) {
     _mm_prefetch((const char *)((uintptr_t)l->p[lane] + (uintptr_t)(64 * line + AHEAD)), _MM_HINT_T1);
 }
 
+INLINE void meet_strip(int T, int j, const vi w[4], int up, const vi x[4], const kpanel *p, one *o) {
+  if (j % (16 / LANES) == 0) prefetch_lane(T, o->l, o->block, j * LANES / 16);
+  o->S = strip_times(T, o->S, w, up, x, p->sc[PER32(T) ? j / 2 : j]);
+  pe_pin(&o->S);
+}
+
 INLINE void take_strip(int T, int j, const vi w[4], int up, kpanel *p, one *o) {
   if (o) {
-    if (j % (16 / LANES) == 0) prefetch_lane(T, o->l, o->block, j * LANES / 16);
-    o->S = strip_times(T, o->S, w, up, o->q + 16 * j, p->sc[PER32(T) ? j / 2 : j]);
-    pe_pin(&o->S);
+    vi x[4];
+    PE_UNROLL
+    for (int c = 0; c < 4; c++) x[c] = pe_bcast32(o->q + 16 * j + 4 * c);
+    meet_strip(T, j, w, up, x, p, o);
     return;
   }
   PE_UNROLL
   for (int c = 0; c < 4; c++) p->w[4 * j + c] = up ? vi_srl16(w[c], up) : w[c];
+}
+
+/* The signs go to the activation or, in a panel, to the weight. */
+INLINE void take_signed(int T, int j, const vi w[4], const vi signs[2], kpanel *p, one *o) {
+  vi to[4];
+  PE_UNROLL
+  for (int c = 0; c < 4; c++)
+    to[c] = vi_negate8(o ? pe_bcast32(o->q + 16 * j + 4 * c) : w[c], signs[c / 2], vi_set32((int32_t)(c % 2 ? 0x80402010u : 0x08040201u)));
+  if (o) meet_strip(T, j, w, 0, to, p, o);
+  PE_UNROLL
+  for (int c = 0; c < 4 && !o; c++) p->w[4 * j + c] = to[c];
 }
 
 /* ---- a block times tokens --------------------------------------------------------------- */
@@ -72,6 +90,7 @@ INLINE void finish(int T, int offset, int NT, int NV, vf *acc, vi S[8][2], const
       } else {
         vi s = S[t][v];
         if (offset == 127) s = vi_add32(vi_sub32(s, vi_sll32(N[v], 7)), N[v]);
+        else if (offset == 9) s = vi_sub32(vi_sub32(s, vi_sll32(N[v], 3)), N[v]);
         else if (offset) s = vi_sub32(s, vi_sll32(N[v], offset == 32 ? 5 : offset == 4 ? 2 : 0));
         *to = vf_fma(da, vf_mul(p[v].d, vf_from_vi(s)), *to);
       }
@@ -117,6 +136,7 @@ INLINE void few_group(int T, const pe_mm *m, const pe_lanes *l) {
   for (int64_t b = 0; b < a->k / 256; b++) {
     prefetch_block(T, l, b, AHEAD);
     unpack(T, l, b * BYTES(T), &p, NULL);
+    finish_panel(T, 1, &p);
     int64_t t = 0;
     if (FEW_TILE >= 8)
       for (; t + 8 <= a->n; t += 8) block_tokens(T, 0, 8, 1, acc + t, &p, a, a->x + t * a->x_stride, b);
@@ -174,7 +194,7 @@ INLINE void many_group(int T, const pe_mm *m, int64_t row, int64_t t0, int64_t t
       for (int v = 0; v < 2; v++) {
         prefetch_block(T, &l[v], b0 + b, ahead);
         unpack(T, &l[v], (b0 + b) * BYTES(T), &p->p[b][v], NULL);
-        finish_panel(T, &p->p[b][v]);
+        finish_panel(T, 2, &p->p[b][v]);
       }
     int64_t t = t0;
     for (; t + TILE <= t1; t += TILE) tile(T, TILE, a, p, b0, n, t0, t, has_small ? p->small + (t - t0) / TILE * n_blocks : NULL);
@@ -220,22 +240,11 @@ INLINE void many(int T, const pe_mm *a, void (*group)(const pe_mm *, int64_t, in
   static void mm_##name##_few(const pe_mm *a) { pe_far_rows(a, few_##name##_group); }         \
   static void mm_##name##_many(const pe_mm *a) { many(T, a, many_##name##_group); }
 
-TYPE(PE_Q2_K, q2_k)
-TYPE(PE_Q3_K, q3_k)
-TYPE(PE_Q4_K, q4_k)
-TYPE(PE_Q5_K, q5_k)
-TYPE(PE_Q6_K, q6_k)
-TYPE(PE_IQ4_XS, iq4_xs)
-TYPE(PE_TQ1_0, tq1_0)
-TYPE(PE_TQ2_0, tq2_0)
+EACH_TYPE(TYPE)
 
 #define ROWS_OF(type, name)                                                                   \
   {"mm_" #name "_" TIER "_one", type, PE_ACT_Q256, TIER_ISA, 1, 1, mm_##name##_one},          \
   {"mm_" #name "_" TIER "_few", type, PE_ACT_Q256, TIER_ISA, 2, FEW, mm_##name##_few},        \
-  {"mm_" #name "_" TIER "_many", type, PE_ACT_Q256, TIER_ISA, FEW + 1, INT32_MAX, mm_##name##_many}
+  {"mm_" #name "_" TIER "_many", type, PE_ACT_Q256, TIER_ISA, FEW + 1, INT32_MAX, mm_##name##_many},
 
-const pe_row TABLE[] = {
-    ROWS_OF(PE_Q2_K, q2_k), ROWS_OF(PE_Q3_K, q3_k), ROWS_OF(PE_Q4_K, q4_k),
-    ROWS_OF(PE_Q5_K, q5_k), ROWS_OF(PE_Q6_K, q6_k), ROWS_OF(PE_IQ4_XS, iq4_xs),
-    ROWS_OF(PE_TQ1_0, tq1_0), ROWS_OF(PE_TQ2_0, tq2_0), {0},
-};
+const pe_row TABLE[] = {EACH_TYPE(ROWS_OF) {0}};

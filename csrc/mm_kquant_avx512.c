@@ -3,6 +3,7 @@
 #if defined(__x86_64__) || defined(_M_X64)
 #include "mm_avx512.h"
 #include "mm_kquant_dp.h"
+#include "mm_kquant.h"
 
 enum { TILE = 8, FEW_TILE = 8 };  /* tokens: with two vectors of rows, with one */
 #define TABLE pe_rows_kquant_avx512

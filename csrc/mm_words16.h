@@ -41,6 +41,9 @@ INLINE vi vi_table(const void *p16) { return _mm512_broadcast_i32x4(_mm_loadu_si
 /* Every mask in use has one bit per byte, so "all set" is "any set". */
 INLINE vi vi_where8(vi v, vi mask, vi value) { return _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(v, mask), value); }
 
+INLINE vi vi_negate8(vi x, vi v, vi mask) { return _mm512_mask_sub_epi8(x, _mm512_test_epi8_mask(v, mask), _mm512_setzero_si512(), x); }
+#define vi_gather32(base, index, scale) _mm512_i32gather_epi32(index, base, scale)
+
 INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
 INLINE vf vf_set(float x) { return _mm512_set1_ps(x); }
 INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }

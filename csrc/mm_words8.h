@@ -47,6 +47,13 @@ INLINE vi vi_where8(vi v, vi mask, vi value) {
   return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(v, mask), mask), value);
 }
 
+/* Bytes of x negated where v has a bit of the mask (one per byte; not for x of -128). 127 + such a bit is negative. */
+INLINE vi vi_negate8(vi x, vi v, vi mask) {
+  return _mm256_sign_epi8(x, _mm256_add_epi8(_mm256_and_si256(v, mask), _mm256_set1_epi8(127)));
+}
+/* The dword at index * scale bytes from base, per lane. The scale is a constant, hence a macro. */
+#define vi_gather32(base, index, scale) _mm256_i32gather_epi32((const int *)(base), index, scale)
+
 INLINE vf vf_zero(void) { return _mm256_setzero_ps(); }
 INLINE vf vf_set(float x) { return _mm256_set1_ps(x); }
 INLINE vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }

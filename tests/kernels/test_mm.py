@@ -212,8 +212,6 @@ def test_every_type_has_kernels_here():
     if not base:
         pytest.skip("neither AVX2 nor NEON")
     for wtype in SCALAR:
-        if quants.TYPES[wtype].name.startswith(("IQ1", "IQ2", "IQ3")):
-            continue
         covered = sorted((r.n_min, r.n_max) for r in TESTED if r.wtype == wtype and r.isa == base)
         assert covered and covered[0][0] == 1 and covered[-1][1] == 2**31 - 1, quants.TYPES[wtype].name
         assert all(a[1] + 1 == b[0] for a, b in zip(covered, covered[1:])), covered

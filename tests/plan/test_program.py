@@ -357,8 +357,8 @@ def test_profile_counts_time_per_instruction(tiny):
 
 
 def test_no_kernel_says_why():
-    with pytest.raises(errors.UnsupportedError, match="IQ3_S"):
-        choose(21, "IQ3_S", rows(), lib.pe_cpu_isa())
+    with pytest.raises(errors.UnsupportedError, match="Q8_K"):
+        choose(15, "Q8_K", rows(), lib.pe_cpu_isa())
     with pytest.raises(errors.UnsupportedError, match="mm_q8_0_(avx2|neon).*lacks"):
         choose(8, "Q8_0", [r for r in rows() if r.isa], 0)
 
