@@ -19,7 +19,8 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-WEIGHT_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+WEIGHT_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+                "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")  # fmt: skip
 WRONG = {"llama": ("rope", "bias", "norm", "scale"), "gemma3": ("rope", "norm", "scale")}
 
 CHATML = (
@@ -230,6 +231,7 @@ def pack(array, type_name):
     import gguf
     import numpy as np
 
+    import pack_iquants
     import pack_kquants
 
     if type_name == "F32":
@@ -240,8 +242,9 @@ def pack(array, type_name):
         raise ValueError(f"{type_name} needs rows of a multiple of {block}, found {array.shape[-1]}")
     if type_name == "F16":
         return array.astype("<f2").view(np.uint8)
-    if type_name in pack_kquants.PACKERS:
-        return pack_kquants.PACKERS[type_name](array.reshape(-1, 256)).reshape(len(array), -1)
+    packers = {**pack_kquants.PACKERS, **pack_iquants.PACKERS}
+    if type_name in packers:
+        return packers[type_name](array.reshape(-1, 256)).reshape(len(array), -1)
     return gguf.quants.quantize(array, kind).view(np.uint8).reshape(len(array), -1)
 
 
