@@ -112,6 +112,7 @@ def check(expected, found, way):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_ways_cross_section(model, real_model, monkeypatch):
+    """Case 98, and more: tiers, threads, cuts of the prompt and neighbours, one answer."""
     path, plain = real_model(model), Way("avx2" if able("avx2") else "scalar")
     expected = answer(path, plain, EDGES, monkeypatch)
     assert len(expected[0]) == len(EDGES) + N_GREEDY - 1
@@ -141,6 +142,33 @@ def test_scalar_beginning(model, real_model, monkeypatch):
         pytest.skip("this CPU has the scalar tier only")
     found = {tier: answer(real_model(model), Way(tier, 2, 3), range(5), monkeypatch, 5, 2) for tier in ("avx2", "scalar")}
     check(found["avx2"], found["scalar"], "scalar")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS)
+def test_case_98_ten_prompts_fifty_tokens_on_every_tier(model, real_model):
+    """Greedy, ten prompts side by side: every tier's logits and tokens are those of the first."""
+    prompts = [prompt_ids(5 + 6 * i, 100 + i) for i in range(10)]
+
+    def tokens(tier):
+        with Runner(real_model(model), n_ctx=128, max_seqs=10, max_tokens=320, max_wanted=10, isa=tier) as runner:
+            found, digests, at, parts = [], [], [0] * 10, prompts
+            while len(found) < 50:
+                ends = list(itertools.accumulate(map(len, parts)))
+                logits = runner.step([(i, at[i], part) for i, part in enumerate(parts)], [end - 1 for end in ends])
+                at = [n + len(part) for n, part in zip(at, parts)]
+                found.append([int(np.argmax(row)) for row in logits])
+                digests.append(digest(logits))
+                parts = [[token] for token in found[-1]]
+            return found, digests
+
+    tiers = (["avx2"] if able("avx2") else []) + other_tiers()
+    if len(tiers) < 2:
+        pytest.skip("this CPU has one tier only")
+    expected = tokens(tiers[0])
+    assert len({tuple(column) for column in zip(*expected[0])}) == 10
+    for tier in tiers[1:]:
+        assert tokens(tier) == expected, tier
 
 
 @pytest.mark.long

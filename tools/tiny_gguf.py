@@ -21,6 +21,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 WEIGHT_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
                 "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")  # fmt: skip
+SMALL_TYPES = ("MXFP4", "NVFP4", "TQ2_0", "Q2_0", "TQ1_0", "Q1_0")  # coarse: weights keep little more than their signs
 WRONG = {"llama": ("rope", "bias", "norm", "scale"), "gemma3": ("rope", "norm", "scale")}
 
 CHATML = (
@@ -226,6 +227,19 @@ def make_wrong(spec, arrays, what):
         arrays[name] = arrays[name] * np.float32(1.25)
 
 
+def type_number(name):
+    """ggml's number of a type. The package takes one that it does not know as soon as it has its size."""
+    import gguf
+
+    import pack_small
+
+    if name not in pack_small.MISSING or name in gguf.GGMLQuantizationType.__members__:
+        return gguf.GGMLQuantizationType[name]
+    number, *size = pack_small.MISSING[name]
+    gguf.GGML_QUANT_SIZES.setdefault(number, tuple(size))
+    return number
+
+
 def pack(array, type_name):
     """Bytes of float rows in a ggml type: uint8 [rows, bytes], or the array itself for F32."""
     import gguf
@@ -233,10 +247,11 @@ def pack(array, type_name):
 
     import pack_iquants
     import pack_kquants
+    import pack_small
 
     if type_name == "F32":
         return array
-    kind = gguf.GGMLQuantizationType[type_name]
+    kind = type_number(type_name)
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     if array.shape[-1] % block:
         raise ValueError(f"{type_name} needs rows of a multiple of {block}, found {array.shape[-1]}")
@@ -245,6 +260,9 @@ def pack(array, type_name):
     packers = {**pack_kquants.PACKERS, **pack_iquants.PACKERS}
     if type_name in packers:
         return packers[type_name](array.reshape(-1, 256)).reshape(len(array), -1)
+    if type_name in pack_small.PACKERS:
+        packer, block = pack_small.PACKERS[type_name]
+        return packer(array.reshape(-1, block)).reshape(len(array), -1)
     return gguf.quants.quantize(array, kind).view(np.uint8).reshape(len(array), -1)
 
 
@@ -362,7 +380,7 @@ def write(path, spec, *, wrong=None, keys=None, tensors=None):
         _add_key(writer, key, value)
     for name, array in arrays.items():
         type_name = type_of(spec, name)
-        raw = None if type_name == "F32" else gguf.GGMLQuantizationType[type_name]
+        raw = None if type_name == "F32" else type_number(type_name)
         writer.add_tensor(name, pack(array, type_name), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

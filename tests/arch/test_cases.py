@@ -154,6 +154,15 @@ def test_case_95_sixteen_bit_weights_and_norms(tmp_path, weight_type):
         assert np.array_equal(wide, other), kind
 
 
+def test_case_95_bf16_output_and_embedding_of_a_quantized_model(tmp_path):
+    """Their values stored in 32 bits give the same bits."""
+    names, others = ("token_embd.weight", "output.weight"), (("attn_output.weight", "Q8_0"),)
+    narrow, wide = (Spec(weight_type="Q8_0", types=(*others, *((n, kind) for n in names))) for kind in ("BF16", "F32"))
+    cut = {n: (tiny_gguf.weights(wide)[n].view(np.uint32) & 0xFFFF0000).view(np.float32) for n in names}
+    a, b = (logits(tiny_gguf.write(tmp_path / f"{i}.gguf", s, tensors=cut)) for i, s in enumerate((narrow, wide)))
+    assert np.array_equal(a, b)
+
+
 def test_case_95_double_norms_are_rounded_once(tmp_path):
     """A norm stored in 64 bits is the nearest float32, also of what lies between two of them or beyond."""
     exact = tiny_gguf.weights(Spec())["output_norm.weight"].astype(np.float64)

@@ -98,6 +98,11 @@ def test_quantized_beside_llama_cpp(tmp_path, arch, weight_type):
     assert error <= QUANTIZED_BOUND
 
 
+@pytest.mark.parametrize("weight_type", [t for t in tiny_gguf.SMALL_TYPES if t != "TQ1_0"])  # TQ2_0's weights again
+def test_small_types_beside_llama_cpp(tmp_path, weight_type):
+    test_quantized_beside_llama_cpp(tmp_path, "llama", weight_type)
+
+
 def test_mixed_types_beside_llama_cpp(tmp_path):
     """Types differ between and within layers, and rows of 288 leave the k-quants out, as in real files."""
     types = (("attn_v.weight", "Q8_0"), ("ffn_down.weight", "Q5_1"), ("token_embd.weight", "Q5_0"), ("output.weight", "F16"))

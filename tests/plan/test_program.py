@@ -8,7 +8,9 @@ from array import array
 import numpy as np
 import pytest
 
-from pyengine import errors, plan
+import tiny_gguf
+
+from pyengine import errors, plan, quants
 from pyengine.native import TIERS, lib
 from pyengine.plan import reference
 from pyengine.plan.lower import choose
@@ -55,14 +57,14 @@ def test_float_program_equals_the_reference(tiny, runner, name):
     assert nmse(got, want) < 1e-7, nmse(got, want)
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-@pytest.mark.parametrize("weight_type", QUANTS)
+@pytest.mark.parametrize("weight_type, arch", [*((t, arch) for t in QUANTS for arch in ("llama", "gemma3")),
+                                               *((t, "llama") for t in tiny_gguf.SMALL_TYPES)])
 def test_quantized_program_equals_the_reference(tiny, runner, arch, weight_type):
     """Quantized products add one source of difference: an activation that lies within float32 rounding of
     a boundary falls to the other side, and from there on all later ones may. At worst the two runs differ as
     two roundings of the same activations do: a step of amax/127 has a variance of a twelfth, amax is some 3.5
     times the root mean square, so each of the four quantizations of a layer adds 6.3e-5."""
-    n = 256 if weight_type.endswith("_K") else 64
+    n = 64 if quants.BY_NAME[weight_type].block <= 64 else 256
     r = runner(tiny(arch=arch, weight_type=weight_type, n_embd=n, n_ff=(2 * n,)))
     got = r.all(TOKENS[:40])
     want = reference.logits(r.program.graph, TOKENS[:40], ACT_OF.__getitem__)
@@ -103,7 +105,7 @@ def test_fusion_changes_no_bit(tiny, runner, name, isa):
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
-@pytest.mark.parametrize("weight_type", ["F32", "F16", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("weight_type", ["F32", "F16", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K", "NVFP4"])
 def test_one_answer(tiny, runner, arch, weight_type):
     """Tier, threads, chunks, neighbours in the batch: the same bits (cases.md 70, 98, 99)."""
     g = tiny(arch=arch, weight_type=weight_type, n_embd=256, n_ff=(512,), n_vocab=353)
