@@ -11,8 +11,8 @@
  *  op          operands a[]                                           n[]                            f[]
  *  EMBED       0 weight, 1 out rows                                   k type row_bytes n_rows        scale
  *  ROPE_TABLE  0 freq double[nf], 1 out [2*nf] rows                   nf                             mscale
- *  NORM        0 x, 1 post w, 2 residual r, 3 w, 4 b, 5 y, 6 Q32, 7 Q256   k kind(0 none 1 rms 2 layer) gather   eps
- *              t = post ? rms(x)*post : x;  r = r + t in place, if present (else r is t)
+ *  NORM        0 x, 1 post w, 2 residual r, 3 w, 4 b, 5 y, 6 Q32, 7 Q256   k kind(0 none 1 rms 2 layer) gather   eps gain
+ *              t = post ? rms(x)*post : x;  t = t*gain, if gain is not 0;  r = r + t in place, if present (else r is t)
  *              y = kind ? norm(r)*w + b : r, written as floats and as activation rows
  *  MM          0 weight, 1 activations, 2 y, 3 bias                   k rows row_bytes act yk
  *  KV          0 q, 1 k, 2 v, 3 rope table, 4 q norm w, 5 k norm w, 6 pages
@@ -20,7 +20,8 @@
  *  ATTN        0 q, 1 out, 2 partials, 3 pages    n_head n_kv dk dv window group cap        scale softcap
  *  ATTN_OUT    0 partials, 1 out, 2 Q32, 3 Q256   n_head n_kv dk dv window cap
  *  GLU         0 gate, 1 up, 2 y, 3 Q32, 4 Q256   k kind
- *  EW          0 a, 1 b, 2 y                      k what kind                              value
+ *  EW          0 a, 1 b, 2 y                      k what kind period steps                 value
+ *              what 5: a * b[position/period], b float[steps]
  *  FFN         0 gate weight, 1 up weight, 2 activations, 3 y, 4 Q32, 5 Q256      k rows row_bytes act kind
  *              act(gate x) * (up x), written as floats and as activation rows
  */
@@ -79,6 +80,10 @@ static void run_norm(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread)
     p->v->rms_norm(tmp, x, (const float *)pe_at(p, in->a[1]), k, eps);
     x = tmp;
   }
+  if (in->f[1] != 0.0) {
+    p->v->scale(tmp, x, (float)in->f[1], k);
+    x = tmp;
+  }
   if (pe_has(in->a[2])) {
     float *r = pe_row_f32(p, in->a[2], k, src);
     p->v->add(r, r, x, k);
@@ -112,8 +117,13 @@ static void run_glu(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread)
 static void run_ew(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
   (void)thread;
   int64_t k = in->n[0];
-  const float *a = pe_row_f32(p, in->a[0], k, row), *b = pe_has(in->a[1]) ? pe_row_f32(p, in->a[1], k, row) : NULL;
+  const float *a = pe_row_f32(p, in->a[0], k, row);
   float *y = pe_row_f32(p, in->a[2], k, row);
+  if (in->n[1] == PE_EW_POSITION_SCALE) {
+    p->v->scale(y, a, ((const float *)pe_at(p, in->a[1]))[p->pos[row] / in->n[3]], k);
+    return;
+  }
+  const float *b = pe_has(in->a[1]) ? pe_row_f32(p, in->a[1], k, row) : NULL;
   switch (in->n[1]) {
     case PE_EW_ADD: p->v->add(y, a, b, k); break;
     case PE_EW_MUL: p->v->mul(y, a, b, k); break;

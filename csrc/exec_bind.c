@@ -167,8 +167,13 @@ static void check_insn(check *c) {
       rows_act(c, 3, PE_ACT_Q32, rows, n[0], 1, 1), rows_act(c, 4, PE_ACT_Q256, rows, n[0], 1, 1);
       break;
     case PE_OP_EW:
-      dim(c, 0, 1, MAX_DIM), dim(c, 1, 0, PE_EW_SOFTCAP), dim(c, 2, 0, PE_ACT_RELU);
-      rows_f32(c, 0, rows, n[0], 0, 0), rows_f32(c, 1, rows, n[0], 0, n[1] > PE_EW_MUL), rows_f32(c, 2, rows, n[0], 1, 0);
+      dim(c, 0, 1, MAX_DIM), dim(c, 1, 0, PE_EW_POSITION_SCALE), dim(c, 2, 0, PE_ACT_RELU);
+      rows_f32(c, 0, rows, n[0], 0, 0), rows_f32(c, 2, rows, n[0], 1, 0);
+      if (n[1] == PE_EW_POSITION_SCALE) {
+        dim(c, 3, 1, MAX_DIM), dim(c, 4, 1, MAX_DIM), vec_f32(c, 1, n[4], 0);
+        if (in->count != PE_COUNT_TOKENS) fail(c, PE_EINVAL, 300);    /* wanted rows have no positions of their own */
+        if (!c->rc && c->p->limits.n_ctx > n[3] * n[4]) fail(c, PE_EINVAL, 104);
+      } else rows_f32(c, 1, rows, n[0], 0, n[1] > PE_EW_MUL);
       break;
     default: fail(c, PE_EINVAL, 301);
   }

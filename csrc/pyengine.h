@@ -302,6 +302,7 @@ int pe_pool_bind(pe_pool *, int32_t thread, const int32_t *cpus, int32_t n_cpus)
 #define PE_EW_SCALE 2
 #define PE_EW_ACT 3
 #define PE_EW_SOFTCAP 4
+#define PE_EW_POSITION_SCALE 5
 
 #define PE_COUNT_TOKENS 0
 #define PE_COUNT_WANTED 1

@@ -11,7 +11,7 @@ read completely and its checksum compared before anything in it is believed; tha
 not malice: whoever can write the file can put any keys and values into it, though nothing else.
 A file belongs to one model (size, header and the first bytes of every tensor) and one layout of the
 cache (KV type, groups); n_ctx, threads, ISA and batch are no part of that, since no bit of a page
-depends on them. Behind a page's last token are zeros, not what another sequence left there.
+depends on them (but for what n_ctx chooses, Graph.choices: longrope's factors). Behind a page's last token are zeros, not what another sequence left there.
 
 Not the sessions (session.py). Imported by session. Imports errors only; what it saves is handed to it.
 """
@@ -43,7 +43,7 @@ def identity(gguf, program) -> dict:
         digest.update(f.buffer[:start])
     return {
         "model": {"bytes": sum(f.size for f in gguf.files), "header": digest.hexdigest(), "tensors": sample.hexdigest(), "arch": gguf.arch},
-        "settings": {"kv_type": program.kv_type, "page": PAGE, "arithmetic": ARITHMETIC, "adapter": None,
+        "settings": {"kv_type": program.kv_type, "page": PAGE, "arithmetic": ARITHMETIC, "adapter": None, **program.graph.choices,
                      "groups": [[g.window or 0, g.n_kv, g.dk, g.dv, len(g.layers), g.layer_page_bytes] for g in program.groups]},
     }
 

@@ -22,7 +22,21 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 WEIGHT_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
                 "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")  # fmt: skip
 SMALL_TYPES = ("MXFP4", "NVFP4", "TQ2_0", "Q2_0", "TQ1_0", "Q1_0")  # coarse: weights keep little more than their signs
-WRONG = {"llama": ("rope", "bias", "norm", "scale"), "gemma3": ("rope", "norm", "scale")}
+WRONG = {
+    "llama": ("rope", "bias", "norm", "scale"),
+    "gemma3": ("rope", "norm", "scale"),
+    "qwen2": ("rope", "bias", "norm", "scale"),
+    "qwen3": ("rope", "norm", "head norm"),
+    "gemma2": ("rope", "norm", "scale", "attention cap", "final cap", "window"),
+    "phi3": ("rope", "norm", "scale", "factors", "magnitude"),
+    "smollm3": ("rope", "norm", "scale"),
+    "granite": ("rope", "norm", "embedding scale", "attention scale", "residual scale", "logit scale"),
+    "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
+}
+HALVES = ("gemma2", "gemma3", "phi3", "qwen2", "qwen3")  # rope turns pairs half a head apart
+GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
+LAYERS = {"gemma2": 4, "gemma3": 6, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
+BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv"}  # o: output, f: feed-forward
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -39,7 +53,7 @@ class Spec:
     n_vocab: int = 331  # tokens
     extra_rows: int = 0  # rows of the embedding and head beyond the tokens
     n_embd: int = 64
-    n_layer: int = 0  # 0: two for llama, six for gemma3 (of which the sixth is global)
+    n_layer: int = 0  # 0: LAYERS
     n_head: int = 4
     n_head_kv: tuple = (2,)  # one number, or one per layer (written as an array)
     head_dim: int = 0  # 0: n_embd / n_head, and no key_length in the file
@@ -47,15 +61,27 @@ class Spec:
     n_ctx_train: int = 2048
     eps: float = 1e-5
     tied: bool = False
-    biases: bool = False  # llama: q, k, v, output and the three of the feed-forward
+    biases: bool = False  # where BIASES says; qwen2 always has them
+    fused: bool = False  # q, k and v in one tensor; phi3 always
     rope_base: float = 10000.0
     rope_freqs: bool = False  # llama: rope_freqs.weight, one factor per pair
     rope_scaling: str = ""  # "", "none", "linear", "yarn", "old" (rope.scale_linear)
     rope_factor: float = 4.0
     rope_orig_ctx: int = 512
-    window: int = 8  # gemma3: sliding window, smaller than any chunk
-    window_pattern: int = 0  # gemma3: 0 leaves the key out, and six is meant
+    rope_attn_factor: float = 0.0  # 0: no key
+    longrope: bool = False  # rope_factors_short.weight and rope_factors_long.weight
+    yarn_log_multiplier: float = 0.0  # 0: no key
+    temperature: float = 0.0  # mistral3: 0 leaves the key out
+    window: int = 8  # gemma2, gemma3: sliding window, smaller than any chunk; 0: no key. phi3: the key is 0 unless phi_window
+    phi_window: int = 0
+    window_pattern: int = 0  # gemma2, gemma3: 0 leaves the key out, and two or six is meant
     rope_base_swa: float = 0.0  # gemma3: 0 leaves the key out, and 10000 is meant
+    attention_softcap: float = 3.0  # gemma2; 0 leaves the key out, and 50 is meant
+    final_softcap: float = 6.0  # gemma2; 0 leaves the key out, and 30 is meant
+    embedding_scale: float = 0.5  # granite, as the three that follow; 0 leaves a key out
+    attention_scale: float = 0.2
+    residual_scale: float = 0.7
+    logit_scale: float = 4.0
     vocabulary: str = "spm"  # "spm" or "bpe"
     chat_template: str = ""
 
@@ -63,15 +89,18 @@ class Spec:
         if self.arch not in WRONG:
             raise ValueError(f"arch: {self.arch!r}, expected one of {sorted(WRONG)}")
         if self.n_layer == 0:
-            object.__setattr__(self, "n_layer", 2 if self.arch == "llama" else 6)
+            object.__setattr__(self, "n_layer", LAYERS.get(self.arch, 2))
         for name in ("n_head_kv", "n_ff"):
             value = getattr(self, name)
             value = (value,) if isinstance(value, int) else tuple(value)
             if len(value) not in (1, self.n_layer):
                 raise ValueError(f"{name}: {len(value)} values for {self.n_layer} layers")
             object.__setattr__(self, name, value)
-        if self.arch == "gemma3" and (self.biases or self.rope_freqs):
-            raise ValueError("gemma3 has neither biases nor rope_freqs")
+        if (self.biases and self.arch not in BIASES) or (self.rope_freqs and self.arch not in ("llama", "granite", "mistral3")):
+            raise ValueError(f"{self.arch} has no biases, or no rope_freqs")
+        for name, arch, value in (("biases", "qwen2", True), ("fused", "phi3", True), ("tied", "gemma2", True)):
+            if self.arch == arch:
+                object.__setattr__(self, name, value)
         if not self.head_dim and self.n_embd % self.n_head:
             raise ValueError(f"n_head {self.n_head} does not divide n_embd {self.n_embd}: give head_dim")
 
@@ -158,17 +187,20 @@ def weights(spec):
     def norm(name, n):
         out[name] = (1.0 + 0.25 * rng.standard_normal(n)).astype(np.float32)
 
-    def bias(name, n, size=0.5):
-        if spec.biases:
+    def bias(name, n, size=0.5, kind="qkv"):
+        if spec.biases and kind in BIASES[spec.arch]:
             out[name] = (size * rng.standard_normal(n)).astype(np.float32)
 
-    rows, d, gemma = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch == "gemma3"
+    rows, d, gemma, a = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch in GEMMA, spec.arch
     matrix("token_embd.weight", rows, spec.n_embd, 3.0)
     norm("output_norm.weight", spec.n_embd)
     if not spec.tied:
-        matrix("output.weight", rows, spec.n_embd, 3.0)
+        matrix("output.weight", rows, spec.n_embd, 3.0 * (spec.logit_scale or 1.0 if a == "granite" else 1.0))
     if spec.rope_freqs:
         out["rope_freqs.weight"] = rng.uniform(1.0, 8.0, d // 2).astype(np.float32)
+    if spec.longrope:
+        out["rope_factors_long.weight"] = rng.uniform(1.0, 8.0, d // 2).astype(np.float32)
+        out["rope_factors_short.weight"] = rng.uniform(1.0, 1.5, d // 2).astype(np.float32)
     for i in range(spec.n_layer):
         blk, kv, ff = f"blk.{i}.", spec.kv_heads(i), spec.ff(i)
         norm(blk + "attn_norm.weight", spec.n_embd)
@@ -180,18 +212,23 @@ def weights(spec):
         matrix(blk + "attn_v.weight", kv * d, spec.n_embd)
         bias(blk + "attn_v.bias", kv * d)
         matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, 1.5)
-        bias(blk + "attn_output.bias", spec.n_embd, 0.2)
-        if gemma:
+        bias(blk + "attn_output.bias", spec.n_embd, 0.2, "o")
+        if spec.fused:
+            for kind in ("weight", "bias") if spec.biases else ("weight",):
+                out[f"{blk}attn_qkv.{kind}"] = np.concatenate([out.pop(f"{blk}attn_{part}.{kind}") for part in "qkv"])
+        if a in ("gemma3", "qwen3"):
             norm(blk + "attn_q_norm.weight", d)
             norm(blk + "attn_k_norm.weight", d)
+        if gemma:
             norm(blk + "post_attention_norm.weight", spec.n_embd)
         norm(blk + "ffn_norm.weight", spec.n_embd)
-        matrix(blk + "ffn_gate.weight", ff, spec.n_embd)
-        bias(blk + "ffn_gate.bias", ff)
-        matrix(blk + "ffn_up.weight", ff, spec.n_embd)
-        bias(blk + "ffn_up.bias", ff)
+        if a != "phi3":
+            matrix(blk + "ffn_gate.weight", ff, spec.n_embd)
+            bias(blk + "ffn_gate.bias", ff, kind="f")
+        matrix(blk + "ffn_up.weight", 2 * ff if a == "phi3" else ff, spec.n_embd)
+        bias(blk + "ffn_up.bias", ff, kind="f")
         matrix(blk + "ffn_down.weight", spec.n_embd, ff, 1.5)
-        bias(blk + "ffn_down.bias", spec.n_embd, 0.2)
+        bias(blk + "ffn_down.bias", spec.n_embd, 0.2, "f")
         if gemma:
             norm(blk + "post_ffw_norm.weight", spec.n_embd)
     return out
@@ -207,24 +244,51 @@ def make_wrong(spec, arrays, what):
     if what == "rope":
         # the other pairing: rows of each q and k head change places, so that pairs (i, i+1) become (i, i+d/2)
         d = spec.d_head
-        order = np.arange(d).reshape(2, d // 2).T.ravel() if gemma else np.arange(d).reshape(d // 2, 2).T.ravel()
+        order = np.arange(d).reshape(2, d // 2).T.ravel() if spec.arch in HALVES else np.arange(d).reshape(d // 2, 2).T.ravel()
         for name, array in arrays.items():
             if ".attn_q" in name or ".attn_k" in name:
-                heads = array.reshape(-1, d, *array.shape[1:])
-                arrays[name] = np.ascontiguousarray(heads[:, order]).reshape(array.shape)
+                heads = array.reshape(-1, d, *array.shape[1:]).copy()
+                turned = len(heads) - (spec.kv_heads(int(name.split(".")[1])) if ".attn_qkv" in name else 0)  # v stays
+                heads[:turned] = heads[:turned, order]
+                arrays[name] = np.ascontiguousarray(heads).reshape(array.shape)
+    elif what == "head norm":
+        arrays["blk.0.attn_k_norm.weight"] = np.ones_like(arrays["blk.0.attn_k_norm.weight"])
+    elif what == "factors":
+        long, short = "rope_factors_long.weight", "rope_factors_short.weight"
+        arrays[long], arrays[short] = arrays[short], arrays[long]
+    elif what in WRONG_KEYS:
+        pass
     elif what == "bias":
         if not spec.biases:
             raise ValueError("wrong: 'bias' needs biases=True")
         del arrays["blk.0.attn_q.bias"]
     elif what == "norm":
-        name = "blk.1.post_attention_norm.weight" if gemma else "blk.1.ffn_norm.weight"
+        name = "blk.1.post_attention_norm.weight" if spec.arch in GEMMA else "blk.1.ffn_norm.weight"
         arrays[name] = np.ones_like(arrays[name])
     else:
         # llama: attention scaled by 1/sqrt(d) * 1.25; gemma3: an embedding scale off by a quarter
-        name = "token_embd.weight" if gemma else "blk.0.attn_q.weight"
+        name = "token_embd.weight" if gemma else "blk.0.attn_qkv.weight" if spec.fused else "blk.0.attn_q.weight"
         if gemma and spec.tied:
             raise ValueError("wrong: 'scale' needs tied=False, else it scales the head as well")
-        arrays[name] = arrays[name] * np.float32(1.25)
+        rows = spec.n_head * spec.d_head if spec.fused else None
+        arrays[name] = arrays[name].copy()
+        arrays[name][:rows] *= np.float32(1.25)
+
+
+# What is wrong in metadata: key after the architecture -> what to make of its value.
+WRONG_KEYS = {
+    "attention cap": {"attn_logit_softcapping": lambda v: 50.0},
+    "final cap": {"final_logit_softcapping": lambda v: 30.0},
+    "window": {"attention.sliding_window": lambda v: v + 1},
+    "magnitude": {"rope.scaling.attn_factor": lambda v: 1.0},
+    "embedding scale": {"embedding_scale": lambda v: 1.0},
+    "attention scale": {"attention.scale": lambda v: 0.25},
+    "residual scale": {"residual_scale": lambda v: 1.0},
+    "logit scale": {"logit_scale": lambda v: 1.0},
+    "yarn": {"rope.scaling.type": lambda v: "linear"},
+    "log multiplier": {"rope.scaling.yarn_log_multiplier": lambda v: 0.0},
+    "temperature": {"attention.temperature_scale": lambda v: 0.0},
+}
 
 
 def type_number(name):
@@ -270,7 +334,7 @@ def pack(array, type_name):
 
 
 def type_of(spec, name):
-    if not name.endswith(".weight") or "_norm" in name or name == "rope_freqs.weight":
+    if not name.endswith(".weight") or "_norm" in name or name.startswith("rope_"):
         return "F32"
     for end, type_name in spec.types:
         if name.endswith(end):
@@ -282,7 +346,7 @@ def metadata(spec):
     """Key -> value; int is uint32, float is float32, list of int is an int32 array, as converters write them."""
     a, kv, ff = spec.arch, spec.n_head_kv, spec.n_ff
     keys = {
-        "general.name": f"tiny-{a}",
+        "general.name": "tiny" if a == "phi3" else f"tiny-{a}",  # of "phi3" in a name llama.cpp expects Phi 3's vocabulary
         f"{a}.context_length": spec.n_ctx_train,
         f"{a}.embedding_length": spec.n_embd,
         f"{a}.block_count": spec.n_layer,
@@ -295,22 +359,32 @@ def metadata(spec):
     if spec.head_dim:
         keys[f"{a}.attention.key_length"] = spec.head_dim
         keys[f"{a}.attention.value_length"] = spec.head_dim
+    if a in GEMMA:
+        optional = {"attention.sliding_window": spec.window, "attention.sliding_window_pattern": spec.window_pattern,
+                    "rope.freq_base_swa": spec.rope_base_swa}
+        if a == "gemma2":
+            optional.update({"attn_logit_softcapping": spec.attention_softcap, "final_logit_softcapping": spec.final_softcap})
+    elif a == "granite":
+        optional = {"embedding_scale": spec.embedding_scale, "attention.scale": spec.attention_scale, "residual_scale": spec.residual_scale,
+                    "logit_scale": spec.logit_scale}
+    else:
+        optional = {"attention.temperature_scale": spec.temperature, "rope.scaling.yarn_log_multiplier": spec.yarn_log_multiplier}
+    optional["rope.scaling.attn_factor"] = spec.rope_attn_factor
+    keys.update({f"{a}.{name}": value for name, value in optional.items() if value})
     if a == "llama":
         keys["llama.vocab_size"] = spec.n_vocab + spec.extra_rows
-        keys["llama.rope.dimension_count"] = spec.d_head
-    else:
-        keys["gemma3.attention.sliding_window"] = spec.window
-        if spec.window_pattern:
-            keys["gemma3.attention.sliding_window_pattern"] = spec.window_pattern
-        if spec.rope_base_swa:
-            keys["gemma3.rope.freq_base_swa"] = spec.rope_base_swa
+    if a in ("llama", "phi3", "granite", "mistral3", "smollm3"):
+        keys[f"{a}.rope.dimension_count"] = spec.d_head
+    if a == "phi3":
+        keys["phi3.attention.sliding_window"] = spec.phi_window
+        keys["phi3.rope.scaling.original_context_length"] = spec.rope_orig_ctx
     if spec.rope_scaling == "old":
         keys[f"{a}.rope.scale_linear"] = spec.rope_factor
     elif spec.rope_scaling:
         keys[f"{a}.rope.scaling.type"] = spec.rope_scaling
-        if spec.rope_scaling != "none":
+        if spec.rope_scaling in ("linear", "yarn"):
             keys[f"{a}.rope.scaling.factor"] = spec.rope_factor
-        if spec.rope_scaling == "yarn":
+        if spec.rope_scaling in ("yarn", "longrope"):
             keys[f"{a}.rope.scaling.original_context_length"] = spec.rope_orig_ctx
     if spec.vocabulary == "spm":
         tokens = spm_vocabulary(spec.n_vocab)
@@ -369,6 +443,8 @@ def write(path, spec, *, wrong=None, keys=None, tensors=None):
     if wrong:
         make_wrong(spec, arrays, wrong)
     table = metadata(spec)
+    for name, change in WRONG_KEYS.get(wrong, {}).items():
+        table[f"{spec.arch}.{name}"] = change(table[f"{spec.arch}.{name}"])
     for patched, patches in ((table, keys or {}), (arrays, tensors or {})):
         for name, value in patches.items():
             if value is None:

@@ -10,8 +10,15 @@ import importlib
 from ..errors import UnsupportedError
 
 ARCHITECTURES = {
-    "llama": "llama",
+    "gemma2": "gemma2",
     "gemma3": "gemma3",
+    "granite": "granite",
+    "llama": "llama",
+    "mistral3": "mistral3",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "smollm3": "smollm3",
 }
 
 # What people try to load here, and why it is another kind of file.

@@ -11,7 +11,7 @@ COUNT_ROWS = ("NORM", "GLU", "ATTN_OUT")    # instructions that can write activa
 
 
 def fuse(instrs):
-    for rule in (glu, wanted_norm, add_norm, post_norm, heads, quantize, ffn):
+    for rule in (glu, wanted_norm, add_norm, post_norm, gain, heads, quantize, ffn):
         instrs = rule(instrs)
     return phases(instrs)
 
@@ -125,6 +125,19 @@ def post_norm(instrs):
                 and p.f["eps"] == i.f["eps"] and p.count == "tokens"):
             i.args["post"], i.args["x"] = p.args["w"], p.args["x"]
             gone.add(id(p))
+    return [i for i in instrs if id(i) not in gone]
+
+
+def gain(instrs):
+    """A block's output times a number (granite) is scaled by the addition that follows it."""
+    index, gone = Index(instrs), set()
+    for i in instrs:
+        if i.op != "NORM" or "residual" not in i.args or "post" in i.args or i.f.get("gain"):
+            continue
+        s = index.maker(i.args["x"])
+        if s is not None and is_ew(s, "scale") and s.f["value"] and len(index.readers(i.args["x"])) == 1 and s.count == "tokens":
+            i.args["x"], i.f["gain"] = s.args["x"], s.f["value"]
+            gone.add(id(s))
     return [i for i in instrs if id(i) not in gone]
 
 

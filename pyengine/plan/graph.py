@@ -26,20 +26,38 @@ NO_MATRIX = {
 
 
 class Weight:
-    """A tensor of the file in a role: "matrix" [rows, width] or "vector" [width]."""
+    """A tensor of the file in a role: "matrix" [rows, width] or "vector" [width]; or `n` of a matrix's rows or a
+    vector's elements, from `first` on, where they lie."""
 
-    __slots__ = ("name", "tensor", "role")
+    __slots__ = ("name", "tensor", "role", "first", "n")
 
-    def __init__(self, name, tensor, role):
-        self.name, self.tensor, self.role = name, tensor, role
+    def __init__(self, name, tensor, role, first=0, n=None):
+        self.name, self.tensor, self.role, self.first = name, tensor, role, first
+        self.n = n if n is not None else tensor.shape[0] if role == "vector" else tensor.n_rows
 
     @property
     def rows(self):
-        return self.tensor.shape[1] if len(self.tensor.shape) > 1 else 1
+        return self.n if self.role == "matrix" else 1
 
     @property
     def width(self):
-        return self.tensor.shape[0]
+        return self.tensor.shape[0] if self.role == "matrix" else self.n
+
+    @property
+    def _unit(self):        # bytes of a row or an element: vectors are stored in types without blocks
+        return self.tensor.row_bytes if self.role == "matrix" else self.tensor.nbytes // self.tensor.shape[0]
+
+    @property
+    def offset(self):
+        return self.tensor.offset + self.first * self._unit
+
+    @property
+    def nbytes(self):
+        return self.n * self._unit
+
+    @property
+    def key(self):
+        return self.name, self.first, self.n
 
 
 class Node:
@@ -53,8 +71,10 @@ class Node:
 
 
 class Graph:
-    def __init__(self, gguf, whole=True):
+    def __init__(self, gguf, whole=True, n_ctx=0):
         self.gguf, self.whole = gguf, whole     # whole: every layer is built
+        self.n_ctx = n_ctx                      # positions a sequence may have; 0: unknown
+        self.choices = {}                       # what n_ctx decided: as much a setting of the answer as the KV type
         self.nodes = []
         self.output = None
         self.used = set()
@@ -82,6 +102,11 @@ class Graph:
 
     def vector(self, name, n):
         return self.weight(name, n, role="vector")
+
+    def part(self, weight, first, n):
+        """n rows of a matrix, or elements of a vector, from `first` on, as a weight of their own."""
+        assert 0 <= first <= first + n <= weight.n
+        return Weight(weight.name, weight.tensor, weight.role, weight.first + first, n)
 
     def has(self, name):
         return name in self.gguf.tensors
@@ -153,6 +178,10 @@ class Graph:
 
     def scale(self, x, value):
         return self._node("scale", (x,), width=x.width, label=x.label, value=value)
+
+    def position_scale(self, x, period, slope):
+        """Each row times 1 + slope * ln(1 + floor(position / period))."""
+        return self._node("position_scale", (x,), width=x.width, label=x.label, period=period, slope=slope)
 
     def act(self, x, kind):
         """kind: "silu", "gelu" (tanh), "gelu_erf", "gelu_quick", "relu"."""

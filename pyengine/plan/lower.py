@@ -8,6 +8,7 @@ import array
 import dataclasses
 import struct
 from collections import Counter
+from decimal import Context, Decimal
 
 from ..errors import RequestError, UnsupportedError
 from .ops import ACTIVATIONS, CHUNK, EW, KV_TYPES, NORMS, PAGE, ROPES, SPLIT_ROWS, Const, Instr, Pages, Value, up
@@ -97,6 +98,10 @@ def covers(row, lo, hi) -> bool:
     return row.n_min <= lo and (hi < lo or row.n_max >= hi or row.n_min <= 1)
 
 
+def ew_shape(k, what, kind=0):
+    return {"k": k, "what": EW[what], "kind": kind, "period": 0, "steps": 0}
+
+
 class Lowering:
     def __init__(self, graph, rows, isa, n_ctx, kv_type, tuned=None, demoted=0):
         self.demoted = demoted
@@ -144,18 +149,17 @@ class Lowering:
         """A vector as float32: where it lies if stored so, else a small constant."""
         if weight is None or weight.tensor.type_name == "F32":
             return weight
-        if weight.name not in self.consts:
-            t = weight.tensor
-            raw = self.graph.gguf.files[t.file].buffer[t.offset : t.offset + t.nbytes]
-            n = t.shape[0]
+        if weight.key not in self.consts:
+            t, n = weight.tensor, weight.n
+            raw = self.graph.gguf.files[t.file].buffer[weight.offset : weight.offset + weight.nbytes]
             if t.type_name == "F64":    # rounded once; array() where struct would refuse what float32 does not hold
                 data = array.array("f", array.array("d", bytes(raw))).tobytes()
             elif t.type_name == "F16":
                 data = struct.pack(f"<{n}f", *struct.unpack(f"<{n}e", raw))
             else:                       # BF16: the upper half of a float32
                 data = b"".join(b"\0\0" + bytes(raw[2 * i : 2 * i + 2]) for i in range(n))
-            self.consts[weight.name] = Const(weight.name, data)
-        return self.consts[weight.name]
+            self.consts[weight.key] = Const(weight.name, data)
+        return self.consts[weight.key]
 
     def activation(self, node, form):
         """The rows of `node` in the form a kernel wants; all forms that are wanted are made at once."""
@@ -174,12 +178,12 @@ class Lowering:
         if self.uses[node.id] == 1:
             return x
         copy = Value(x.name + "'", "f32", x.k, x.rows)
-        self.instrs.append(Instr("EW", x.rows, {"x": x, "y": copy}, {"k": x.k, "what": EW["scale"], "kind": 0}, {"value": 1.0}, label="copy"))
+        self.instrs.append(Instr("EW", x.rows, {"x": x, "y": copy}, ew_shape(x.k, "scale"), {"value": 1.0}, label="copy"))
         return copy
 
     def ew(self, node, what, kind=0, value=0.0):
         a, b = self.of(node.inputs[0]), self.of(node.inputs[1]) if len(node.inputs) > 1 else None
-        self.emit("EW", node, {"x": a, "b": b, "y": self.new(node)}, {"k": node.width, "what": EW[what], "kind": kind}, {"value": value})
+        self.emit("EW", node, {"x": a, "b": b, "y": self.new(node)}, ew_shape(node.width, what, kind), {"value": value})
 
     # ---- one method per word of the graph ---------------------------------------------
 
@@ -258,6 +262,16 @@ class Lowering:
 
     def scale(self, node):
         self.ew(node, "scale", value=node.attrs["value"])
+
+    def position_scale(self, node):
+        """Scales for every period of the context, made here: C has no logarithm to make them of the same bits everywhere."""
+        period, slope, d = node.attrs["period"], Decimal(node.attrs["slope"]), Context(prec=40)
+        steps = -(-self.n_ctx // period)
+        if (key := ("position_scale", period, slope)) not in self.consts:
+            scales = [float(d.add(1, d.multiply(slope, d.ln(Decimal(1 + i))))) for i in range(steps)]
+            self.consts[key] = Const("position scales", struct.pack(f"={steps}f", *scales))
+        self.emit("EW", node, {"x": self.of(node.inputs[0]), "b": self.consts[key], "y": self.new(node)},
+                  {**ew_shape(node.width, "position_scale"), "period": period, "steps": steps}, {"value": 0.0})
 
     def act(self, node):
         self.ew(node, "act", kind=ACTIVATIONS[node.attrs["kind"]])

@@ -9,7 +9,7 @@ Imported by plan/ only. Imports nothing.
 import dataclasses
 
 # pe_insn.n of EW, NORM, KV, GLU, FFN
-EW = {"add": 0, "mul": 1, "scale": 2, "act": 3, "softcap": 4}
+EW = {"add": 0, "mul": 1, "scale": 2, "act": 3, "softcap": 4, "position_scale": 5}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_erf": 2, "gelu_quick": 3, "relu": 4}
 NORMS = {"none": 0, "rms": 1, "layer": 2}
 ROPES = {"none": 0, "adjacent": 1, "halves": 2}
@@ -33,7 +33,7 @@ OPS = {
     "EMBED": Op(0, {"weight": "r", "y": "w"}, ("k", "type", "row_bytes", "n_rows"), ("scale",)),
     "ROPE_TABLE": Op(1, {"freq": "r", "y": "w"}, ("n",), ("mscale",)),
     "NORM": Op(2, {"x": "r", "post": "r", "residual": "u", "w": "r", "b": "r", "y": "w", "q32": "w", "q256": "w"},
-               ("k", "kind", "gather"), ("eps",)),
+               ("k", "kind", "gather"), ("eps", "gain")),
     "MM": Op(3, {"weight": "r", "x": "r", "y": "w", "bias": "r"}, ("k", "rows", "row_bytes", "act", "yk")),
     "KV": Op(4, {"q": "u", "k": "u", "v": "r", "table": "r", "q_norm": "r", "k_norm": "r", "pages": "u"},
              ("n_head", "n_kv", "dk", "dv", "n_rot", "kind", "group"), ("eps",)),
@@ -41,7 +41,7 @@ OPS = {
                ("n_head", "n_kv", "dk", "dv", "window", "group", "cap"), ("scale", "softcap")),
     "ATTN_OUT": Op(6, {"part": "r", "y": "u", "q32": "w", "q256": "w"}, ("n_head", "n_kv", "dk", "dv", "window", "cap")),
     "GLU": Op(7, {"gate": "r", "up": "r", "y": "w", "q32": "w", "q256": "w"}, ("k", "kind")),
-    "EW": Op(8, {"x": "r", "b": "r", "y": "w"}, ("k", "what", "kind"), ("value",)),
+    "EW": Op(8, {"x": "r", "b": "r", "y": "w"}, ("k", "what", "kind", "period", "steps"), ("value",)),
     "FFN": Op(9, {"gate": "r", "up": "r", "x": "r", "y": "w", "q32": "w", "q256": "w"}, ("k", "rows", "row_bytes", "act", "kind")),
 }
 
@@ -64,7 +64,7 @@ class Value:
 
 
 class Const:
-    """Numbers made when the model is opened: frequencies (float64) or a vector stored as 16 bits (float32)."""
+    """Numbers made when the model is opened: frequencies (float64), scales, or a vector stored as 16 bits (float32)."""
 
     __slots__ = ("name", "data", "offset")
 

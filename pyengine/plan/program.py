@@ -75,7 +75,7 @@ def compile(gguf, *, n_ctx, max_seqs=4, max_tokens=512, max_wanted=32, kv_type="
         raise RequestError(f"kv_type is {kv_type!r}, expected {' or '.join(map(repr, KV_TYPES))}", param="kv_type")
     module = module_for(gguf.arch)
     hp = module.hyper(gguf)
-    graph = Graph(gguf, whole=layers is None)
+    graph = Graph(gguf, whole=layers is None, n_ctx=n_ctx)
     module.build(graph, hp if layers is None else dataclasses.replace(hp, n_layer=min(layers, hp.n_layer)))
     return Program(gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa_mask(isa), fuse, tuned, demoted(isa))
 
@@ -217,7 +217,7 @@ class Program:
     def _place(self, v):
         """(region, offset) of an operand."""
         if isinstance(v, Weight):
-            return FILES + v.tensor.file, v.tensor.offset
+            return FILES + v.tensor.file, v.offset
         if isinstance(v, Const):
             return CONSTS, v.offset
         if isinstance(v, Pages):
@@ -368,6 +368,8 @@ class Program:
         for n, g in enumerate(self.groups):
             yield (f"cache group {n}: {len(g.layers)} layers, window {g.window or 'none'}, {g.n_kv} KV heads of {g.dk}/{g.dv} in {g.kv_type}, "
                    f"{g.page_bytes:,} B a page of {PAGE} positions")
+        for what, chosen in self.graph.choices.items():
+            yield f"{what}: {chosen}, chosen by n_ctx"
         cache = sum(g.page_bytes for g in self.groups) * -(-self.n_ctx // PAGE)
         weights = sum(t.nbytes for t in self.gguf.tensors.values())
         yield f"arena {self.arena_bytes:,} B, logits {self.logits_bytes:,} B, constants {len(self._consts):,} B"
@@ -386,7 +388,9 @@ class Program:
 
     def _describe(self, v):
         if isinstance(v, Weight):
-            return f"{v.name} {v.tensor.type_name}{list(v.tensor.shape)}"
+            shape = [v.width, v.n] if v.role == "matrix" else [v.n]
+            part = f"[{v.first}:]" if v.first else ""
+            return f"{v.name}{part} {v.tensor.type_name}{shape}"
         if isinstance(v, Const):
             return f"{v.name} const@{v.offset}"
         if isinstance(v, Pages):
@@ -395,7 +399,7 @@ class Program:
 
 
 def _weight_bytes(instr):
-    return sum(v.tensor.nbytes for v in instr.args.values() if isinstance(v, Weight) and v.role == "matrix") if instr.kernels else 0
+    return sum(v.nbytes for v in instr.args.values() if isinstance(v, Weight) and v.role == "matrix") if instr.kernels else 0
 
 
 def _address(m):

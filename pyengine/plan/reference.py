@@ -33,12 +33,12 @@ class Reference:
 
     def weight(self, w):
         """[rows, width] or [width], float64."""
-        if w.name not in self.weights:
+        if w.key not in self.weights:
             t = w.tensor
-            raw = self.graph.gguf.files[t.file].buffer[t.offset : t.offset + t.nbytes]
-            m = quants.dequantize(t.type, raw, t.shape[0]).astype(self.np.float64)
-            self.weights[w.name] = m[0] if w.role == "vector" else m
-        return self.weights[w.name]
+            raw = self.graph.gguf.files[t.file].buffer[w.offset : w.offset + w.nbytes]
+            m = quants.dequantize(t.type, raw, w.width).astype(self.np.float64)
+            self.weights[w.key] = m[0] if w.role == "vector" else m
+        return self.weights[w.key]
 
     # ---- words ----------------------------------------------------------------------
 
@@ -150,6 +150,10 @@ class Reference:
 
     def scale(self, node):
         return self.of(node) * node.attrs["value"]
+
+    def position_scale(self, node):
+        np, a = self.np, node.attrs
+        return self.of(node) * (1 + a["slope"] * np.log1p(np.arange(len(self.tokens)) // a["period"]))[:, None]
 
     def act(self, node):
         np, x, kind = self.np, self.of(node), node.attrs["kind"]

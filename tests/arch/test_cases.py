@@ -15,7 +15,7 @@ from runner import Runner  # noqa: E402
 from tiny_gguf import Spec  # noqa: E402
 
 from pyengine import errors, plan  # noqa: E402
-from pyengine.arch import layers  # noqa: E402
+from pyengine.arch import rope  # noqa: E402
 from pyengine.gguf import GGUF  # noqa: E402
 
 RNG = random.Random(3)
@@ -112,9 +112,11 @@ def test_case_84_gemma3_defaults(tmp_path):
     assert [t is glob for t in used] == [w == 0 for w in windows for _ in "qk"]
 
 
-def test_case_87_llama_turns_neighbours_gemma_turns_halves(tmp_path):
-    kinds = {arch: {n.attrs["kind"] for n in graph(tmp_path, Spec(arch=arch)).nodes if n.op == "rope"} for arch in ("llama", "gemma3")}
-    assert kinds == {"llama": {"adjacent"}, "gemma3": {"halves"}}
+def test_case_87_which_pairs_turn(tmp_path):
+    """Neighbours where the converter permuted rows of q and k, else pairs half a head apart."""
+    kinds = {arch: {n.attrs["kind"] for n in graph(tmp_path, Spec(arch=arch)).nodes if n.op == "rope"} for arch in tiny_gguf.WRONG}
+    neighbours = {"llama", "granite", "mistral3", "smollm3"}
+    assert kinds == {arch: {"adjacent" if arch in neighbours else "halves"} for arch in tiny_gguf.WRONG}
 
 
 def test_case_91_per_layer_values(tmp_path):
@@ -189,7 +191,7 @@ def test_case_93_matrices_that_no_product_takes_are_refused(tmp_path, type_id, a
 
 
 def test_case_111_unknown_architecture(tmp_path):
-    for name, what in (("zzz", "gemma3, llama"), ("clip", "vision"), ("t5", "encoder-decoder"), ("x" * 5000, "not supported")):
+    for name, what in (("zzz", "gemma3, granite, llama"), ("clip", "vision"), ("t5", "encoder-decoder"), ("x" * 5000, "not supported")):
         with pytest.raises(errors.UnsupportedError, match=what) as e:
             graph(tmp_path, Spec(), keys={"general.architecture": name})
         assert len(str(e.value)) < 600
@@ -200,7 +202,7 @@ def test_frequencies_do_not_come_from_libm():
     from decimal import Decimal, getcontext
 
     getcontext().prec = 60
-    got, _ = layers.rope_frequencies(128, 500000.0)
+    got, _ = rope.frequencies(128, 500000.0)
     for i, f in enumerate(got):
         exact = (Decimal(-2 * i) / 128 * Decimal(500000).ln()).exp()
         assert f == float(exact)

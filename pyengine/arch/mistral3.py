@@ -1,0 +1,22 @@
+"""mistral3: Mistral Small 3.1 and later, Ministral 3 (Mistral AI 2025): llama, with yarn and, where the file has
+attention.temperature_scale, queries that grow with the logarithm of their position beyond each original context."""
+
+from . import hyper as keys
+from . import layers, rope
+
+
+def hyper(gguf):
+    hp = keys.read(gguf, "mistral3")
+    return hp.with_(temperature=keys.optional(gguf, "mistral3.attention.temperature_scale", 0.0),
+                    temperature_length=hp.rope.original_context)
+
+
+def build(g, hp):
+    table = rope.table(g, hp)
+    x = layers.embed(g, hp)
+    for i in range(hp.n_layer):
+        h = layers.norm(g, x, f"blk.{i}.attn_norm", hp)
+        x = g.add(x, layers.attention(g, h, i, hp, table, "adjacent"))
+        h = layers.norm(g, x, f"blk.{i}.ffn_norm", hp)
+        x = g.add(x, layers.glu(g, h, i, hp, "silu"))
+    layers.head(g, x, hp)
