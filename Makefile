@@ -34,9 +34,10 @@ bench: $(VENV)/.bench $(VENV)/.native models
 	$(BIN)/python bench/compare.py $(BENCH)
 	$(BIN)/python bench/serve.py
 
-# docs/models.md's table of tensor types from the code; table-speeds measures its speeds first: a quiet machine for some minutes.
+# docs/models.md's tables of tensor types and architectures from the code; table-speeds measures its speeds first: a quiet machine for some minutes.
 table: $(VENV)/.native
 	$(BIN)/python tools/type_table.py
+	$(BIN)/python tools/arch_table.py
 
 table-speeds: $(VENV)/.bench $(VENV)/.native
 	$(BIN)/python tools/type_table.py --measure

@@ -20,6 +20,7 @@ from tiny_gguf import Spec, Typed  # noqa: E402
 
 NAN, INF = math.nan, math.inf
 LLAMA, GEMMA = Spec(), Spec(arch="gemma3", n_layer=2)
+GEMMA2, GRANITE, PHI, YARN = Spec(arch="gemma2", n_layer=2), Spec(arch="granite"), Spec(arch="phi3"), Spec(arch="mistral3", rope_scaling="yarn")
 
 
 def u32(value):
@@ -54,6 +55,22 @@ REFUSED = [
     (58, GEMMA, "attention.sliding_window_pattern", [0, Typed("INT32", -1)]),
     (58, GEMMA, "final_logit_softcapping", [NAN, INF, -30.0]),
     (58, LLAMA, "attention.layer_norm_rms_epsilon", [NAN, INF, -1e-5, "small"]),
+    (53, GEMMA2, "rope.freq_base_swa", [0.0, NAN]),
+    (53, PHI, "rope.scaling.attn_factor", [NAN, INF, 0.0, -1.0]),
+    (53, YARN, "rope.scaling.yarn_beta_fast", [NAN, INF, 0.0, -1.0]),
+    (53, YARN, "rope.scaling.yarn_beta_slow", [NAN, 0.0]),
+    (53, YARN, "rope.scaling.yarn_ext_factor", [NAN, INF, 2.0, -2.0]),
+    (53, YARN, "rope.scaling.yarn_log_multiplier", [NAN, INF, -1.0]),
+    (53, YARN, "rope.scaling.yarn_attn_factor", [NAN, -1.0]),
+    (55, YARN, "rope.scaling.original_context_length", [0, Typed("INT32", -1)]),
+    (58, GEMMA2, "attn_logit_softcapping", [NAN, INF, -50.0]),
+    (58, GEMMA2, "attention.sliding_window", [0, Typed("INT32", -8)]),
+    (58, PHI, "attention.sliding_window", [Typed("INT32", -8), u32(2**31)]),
+    (58, GRANITE, "logit_scale", [NAN, INF, 0.0, -8.0]),
+    (58, GRANITE, "residual_scale", [NAN, INF, -1.0]),
+    (58, GRANITE, "embedding_scale", [NAN, INF, -1.0]),
+    (58, GRANITE, "attention.scale", [NAN, INF, -1.0]),
+    (58, YARN, "attention.temperature_scale", [NAN, INF, -1.0]),
 ]
 CASES = [(row, spec, key, value) for row, spec, key, values in REFUSED for value in values]
 
@@ -114,6 +131,12 @@ ALLOWED = [
     (GEMMA, {"attention.sliding_window": 100000}),  # wider than the context: every layer sees all of it
     (GEMMA, {"final_logit_softcapping": 30.0}),
     (GEMMA, {"final_logit_softcapping": 0.0}),  # none
+    (GEMMA2, {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0}),
+    (GRANITE, {"embedding_scale": 0.0, "residual_scale": 0.0, "attention.scale": 0.0}),  # "not set"
+    (PHI, {"attention.sliding_window": 0}),  # none
+    (YARN, {"rope.scaling.yarn_ext_factor": -1.0, "rope.scaling.yarn_attn_factor": 0.0}),  # "not set", as llama.cpp writes it
+    (YARN, {"rope.scaling.yarn_beta_fast": 1.0, "rope.scaling.yarn_beta_slow": 1.0}),  # a ramp of no width
+    (YARN, {"rope.scaling.original_context_length": 1, "attention.temperature_scale": 0.5}),  # a scale for each position
 ]
 
 

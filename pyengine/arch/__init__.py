@@ -21,19 +21,12 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
 }
 
-# What people try to load here, and why it is another kind of file.
-NOT_A_MODEL = {
-    "clip": "it is a vision projector (mmproj), not a language model",
-    "t5": "encoder-decoder models are not supported",
-    "t5encoder": "encoder-only text models are not supported",
-    "whisper": "speech models are not supported",
-}
-
 
 def module_for(name: str):
-    """The module of an architecture string. UnsupportedError lists what there is."""
+    """The module of an architecture string. UnsupportedError says why not, what is near and what there is."""
     if name not in ARCHITECTURES:
-        shown = name if name.isprintable() else ascii(name)[1:-1]
-        why = f": {NOT_A_MODEL[name]}" if name in NOT_A_MODEL else ""
-        raise UnsupportedError(f"architecture '{shown[:200]}' is not supported{why}; supported: {', '.join(sorted(ARCHITECTURES))}")
+        known = importlib.import_module(".known", __name__)
+        why, shown = known.why_not(name), name if name.isprintable() else ascii(name)[1:-1]
+        raise UnsupportedError(f"architecture '{shown[:200]}' is not supported{': ' if why else ''}{why}; "
+                               f"supported: {', '.join(sorted(ARCHITECTURES))}")
     return importlib.import_module(f".{ARCHITECTURES[name]}", __name__)

@@ -73,17 +73,17 @@ def factors(g, hp):
     """What the file divides each pair's frequency by, or None: rope_freqs.weight (Llama 3), or, of longrope's two sets,
     the one for contexts up to the original one or the one for longer ones. Which of these, n_ctx says, not the length a
     text has reached: keys in the cache were turned by the same ones."""
-    n = hp.n_rot // 2
     if g.has("rope_freqs.weight"):
-        name = "rope_freqs.weight"
-    elif hp.rope.kind == "longrope" or g.has("rope_factors_long.weight") or g.has("rope_factors_short.weight"):
-        both = ("rope_factors_short.weight", "rope_factors_long.weight")
-        for other in both:
-            g.numbers(other, n)
-        name = g.choices["rope_factors"] = both[g.n_ctx > hp.rope.original_context]
-    else:
-        return None
-    values = g.numbers(name, n)
+        return _numbers(g, "rope_freqs.weight", hp)
+    if hp.rope.kind == "longrope" or g.has("rope_factors_long.weight") or g.has("rope_factors_short.weight"):
+        values = {name: _numbers(g, name, hp) for name in ("rope_factors_short.weight", "rope_factors_long.weight")}
+        name = g.choices["rope_factors"] = list(values)[g.n_ctx > hp.rope.original_context]
+        return values[name]
+    return None
+
+
+def _numbers(g, name, hp):
+    values = g.numbers(name, hp.n_rot // 2)
     if not all(0 < f < math.inf for f in values):
         raise GGUFError(f"tensor '{name}' must hold finite numbers above 0", key=name)
     return values

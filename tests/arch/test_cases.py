@@ -112,11 +112,74 @@ def test_case_84_gemma3_defaults(tmp_path):
     assert [t is glob for t in used] == [w == 0 for w in windows for _ in "qk"]
 
 
+def test_case_84_gemma2_defaults(tmp_path):
+    """No window, no pattern and no caps in the file: 4096 in every other layer from the first on, 50 and 30."""
+    g = graph(tmp_path, Spec(arch="gemma2", n_layer=5, window=0, attention_softcap=0.0, final_softcap=0.0))
+    attention = [n for n in g.nodes if n.op == "attention"]
+    assert [n.attrs["window"] for n in attention] == [4096, 0, 4096, 0, 4096]
+    assert {n.attrs["softcap"] for n in attention} == {50.0} and [n.attrs["value"] for n in g.nodes if n.op == "softcap"] == [30.0]
+    assert len(tables(g)) == 1          # one base for both kinds of layers
+
+
+def test_case_84_the_27b_models_scale_by_width(tmp_path):
+    for arch, layers_of_27b in (("gemma2", 46), ("gemma3", 62)):
+        for n_layer in (layers_of_27b, 2):
+            spec = Spec(arch=arch, n_layer=n_layer, head_dim=32, n_embd=64, n_head=4, n_ff=32)
+            (scale,) = {n.attrs["scale"] for n in graph(tmp_path, spec).nodes if n.op == "attention"}
+            assert math.isclose(scale, (16 if n_layer == layers_of_27b else 32) ** -0.5)
+
+
+def test_case_84_patterns_are_a_period_or_a_flag_per_layer(tmp_path):
+    for arch in ("gemma2", "gemma3"):
+        for pattern, want in ((3, [8, 8, 0, 8, 8]), (1, [0] * 5), ([True, False, False, True, True], [8, 0, 0, 8, 8]), ([0, 1, 1, 0, 1], [0, 8, 8, 0, 8])):
+            value = tiny_gguf.Typed("ARRAY", pattern, "BOOL" if pattern[0] in (True, False) and isinstance(pattern[0], bool) else "INT32") \
+                if isinstance(pattern, list) else pattern
+            g = graph(tmp_path, Spec(arch=arch, n_layer=5), keys={f"{arch}.attention.sliding_window_pattern": value})
+            assert [n.attrs["window"] for n in g.nodes if n.op == "attention"] == want, (arch, pattern)
+        for bad in (0, -1, [1, 1, 1, 1], [2, 0, 1, 0, 1]):
+            with pytest.raises(errors.GGUFError, match="sliding_window_pattern"):
+                value = tiny_gguf.Typed("ARRAY", bad, "INT32") if isinstance(bad, list) else tiny_gguf.Typed("INT32", bad)
+                graph(tmp_path, Spec(arch=arch, n_layer=5), keys={f"{arch}.attention.sliding_window_pattern": value})
+
+
+def test_smollm3_every_fourth_layer_is_still(tmp_path):
+    g = graph(tmp_path, Spec(arch="smollm3", n_layer=9))
+    assert {n.label for n in g.nodes if n.op == "rope"} == {f"blk.{i}.attn_{x}.weight" for i in (0, 1, 2, 4, 5, 6, 8) for x in "qk"}
+
+
+@pytest.mark.parametrize("finetuned", [True, False])
+def test_granite_without_rope(tmp_path, finetuned):
+    g = graph(tmp_path, Spec(arch="granite"), keys={"granite.rope.scaling.finetuned": finetuned})
+    assert any(n.op == "rope" for n in g.nodes) == finetuned
+
+
 def test_case_87_which_pairs_turn(tmp_path):
     """Neighbours where the converter permuted rows of q and k, else pairs half a head apart."""
     kinds = {arch: {n.attrs["kind"] for n in graph(tmp_path, Spec(arch=arch)).nodes if n.op == "rope"} for arch in tiny_gguf.WRONG}
     neighbours = {"llama", "granite", "mistral3", "smollm3"}
     assert kinds == {arch: {"adjacent" if arch in neighbours else "halves"} for arch in tiny_gguf.WRONG}
+
+
+@pytest.mark.parametrize("arch", [arch for arch in tiny_gguf.WRONG if arch not in ("llama", "gemma3")])
+def test_case_89_tied_embeddings(tmp_path, arch):
+    """No output.weight: the head multiplies with the embedding where it lies; nothing is copied."""
+    path = tiny_gguf.write(tmp_path / "tied.gguf", Spec(arch=arch, tied=True))
+    with GGUF(path) as g:
+        assert "output.weight" not in g.tensors
+        program = plan.compile(g, n_ctx=64)
+        head = next(i for i in reversed(program.instrs) if i.op == "MM").args["weight"]
+        assert program._place(head) == program._place(next(i for i in program.instrs if i.op == "EMBED").args["weight"])
+        assert program.const_bytes < 4096
+
+
+@pytest.mark.parametrize("arch", tiny_gguf.WRONG)
+def test_case_91_number_or_array_in_every_family(tmp_path, arch):
+    n = Spec(arch=arch).n_layer
+    one = logits(tiny_gguf.write(tmp_path / "one.gguf", Spec(arch=arch, n_head_kv=(2,), n_ff=(96,))))
+    many = logits(tiny_gguf.write(tmp_path / "many.gguf", Spec(arch=arch, n_head_kv=(2,) * n, n_ff=(96,) * n)))
+    assert np.array_equal(one, many)
+    with pytest.raises(errors.GGUFError, match=f"{arch}.attention.head_count_kv"):
+        graph(tmp_path, Spec(arch=arch), keys={f"{arch}.attention.head_count_kv": [2] * (n + 1)})
 
 
 def test_case_91_per_layer_values(tmp_path):

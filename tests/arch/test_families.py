@@ -203,6 +203,17 @@ def test_quantized_beside_llama_cpp(tmp_path, family, weight_type):
     assert error <= QUANTIZED_NMSE
 
 
+def test_a_temperature_of_too_many_steps_is_refused(tmp_path):
+    """A scale for each position of a million would take half a minute to make."""
+    from pyengine import errors
+
+    path = write(tmp_path, Spec(arch="mistral3", rope_scaling="yarn", rope_orig_ctx=1, temperature=0.5))
+    with Runner(path, n_ctx=16384):
+        pass
+    with pytest.raises(errors.GGUFError, match="mistral3.rope.scaling.original_context_length' is 1, expected at least 2"):
+        Runner(path, n_ctx=16385)
+
+
 LONG = {
     "gemma2": Spec(arch="gemma2", window=70),
     "phi3": Spec(arch="phi3", longrope=True, rope_orig_ctx=64, rope_attn_factor=1.2),
@@ -245,3 +256,15 @@ def test_longrope_s_factors_follow_n_ctx(tmp_path):
             assert any(f"rope_factors_{name}" in line for line in program.explain())
             seen.append(statefile.identity(runner.gguf, program)["settings"])
     assert seen[0] == seen[1] != seen[2] == seen[3]
+
+
+@pytest.mark.parametrize("kind", ["short", "long"])
+def test_both_sets_of_factors_are_looked_at(tmp_path, kind):
+    """The one that n_ctx does not choose as well: a file with one thing wrong is not half right."""
+    from pyengine import errors
+
+    spec, name = FAMILIES["phi3"], f"rope_factors_{kind}.weight"
+    good = tiny_gguf.weights(spec)[name]
+    for bad in (None, good[:-1], np.where(np.arange(good.size) == 3, np.float32(np.nan), good), -good):
+        with pytest.raises(errors.GGUFError, match=name):
+            ours(write(tmp_path, spec, tensors={name: bad}))
