@@ -397,6 +397,34 @@ int pe_bpe_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, const uint
 /* The same for sentencepiece; text is UTF-8 with U+2581 for blanks. */
 int pe_spm_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, int32_t *out, uint64_t *n_out);
 
+/* ---- trie.c, longest.c, unigram.c: vocabularies without merges ------------------------------- */
+typedef struct pe_trie pe_trie;
+/* An automaton over those of n tokens, text[off[i]] of len[i] bytes, for which use[i] is not 0; len is kept by the caller.
+ * backwards: for texts read from the end. facts: tokens with the text of an earlier one, which wins; the first of
+ * them; the most tokens that are suffixes of one another (prefixes, backwards). PE_OK, PE_ENOMEM, PE_EINVAL (1 GB). */
+int pe_trie_new(const uint8_t *text, const uint64_t *off, const uint64_t *len, const uint8_t *use, uint64_t n, int backwards,
+                uint64_t seed0, uint64_t seed1, uint64_t *facts, pe_trie **out);
+void pe_trie_free(pe_trie *t);
+/* The longest token, place after place; t: backwards; out has room for n. From several threads at once.
+ * WordPiece: words with one blank between them; one that is not all tokens is unk. */
+int pe_wpm_encode(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t unk, int32_t *out, uint64_t *n_out);
+/* PE_EINVAL: at some place no token begins. */
+int pe_rwkv_encode(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t *out, uint64_t *n_out);
+/* Is a sentencepiece precompiled_charsmap sound? PE_OK, PE_ENOMEM, or PE_EINVAL and why: 1 its sizes, 2 a replacement
+ * that is not there, 3 a key longer than 64 bytes or a circle. */
+int pe_charsmap_check(const uint8_t *map, uint64_t n, uint64_t *why);
+/* sentencepiece's normalization of UTF-8; n_map 0: the identity. merge: runs of blanks become one, outer ones none;
+ * prefix: a blank in front, if first. out NULL: only counts. PE_EINVAL: no room, bad map. */
+int pe_ugm_normalize(const uint8_t *map, uint64_t n_map, int merge, int prefix, int first, const uint8_t *text, uint64_t n,
+                     uint8_t *out, uint64_t room, uint64_t *n_out);
+/* The tokens with the best sum of scores; user-defined ones count 0. A character in no token is unk, a run of them one,
+ * or with byte_ids its bytes. */
+int pe_ugm_encode(const pe_trie *t, const uint8_t *scores, const uint8_t *types, const uint8_t *text, uint64_t n, int32_t unk,
+                  double unk_score, const int32_t *byte_ids, int32_t *out, uint64_t *n_out);
+/* PLaMo-2's; t: backwards */
+int pe_plamo_encode(const pe_trie *t, const uint8_t *scores, const uint8_t *text, uint64_t n, const int32_t *byte_ids, int32_t *out,
+                    uint64_t *n_out);
+
 /* cdef-end */
 
 #endif

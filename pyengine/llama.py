@@ -459,7 +459,7 @@ class Llama:
         if self._scratch is None:
             self._scratch = new_scratch(n_rows)      # one for all samplers: only the engine thread samples
         seed = new_seed() if params.seed is None else params.seed
-        return Sampler(params, n_rows, seed, min(self.tokenizer.n_vocab, n_rows), scratch=self._scratch)
+        return Sampler(params, n_rows, seed, min(self.tokenizer.n_sampled, n_rows), scratch=self._scratch)
 
     def _constraint(self, options, params):
         """What the answer has to follow, or None."""

@@ -1,4 +1,4 @@
-"""Broken vocabularies and hostile texts (faults 59 to 77, as far as sentencepiece and BPE go)."""
+"""Broken vocabularies and hostile texts (faults 59 to 77) of sentencepiece and BPE; test_tokenizer_kinds.py has the rest."""
 import itertools
 import os
 import warnings
@@ -198,11 +198,14 @@ def test_ids_that_old_files_leave_out(make):
     assert make(bpe_keys(eos_token_id=None)).eos is None
 
 
-@pytest.mark.parametrize("model", ["bert", "t5", "rwkv", "plamo2", "no-such", "", "x" * 1000])
-def test_other_kinds_are_named(make, model):  # 69
+@pytest.mark.parametrize("model", ["hybriddna", "whitespace", "no-such", "", "x" * 1000])
+def test_other_kinds_are_named(make, model):
     with pytest.raises(UnsupportedError) as e:
         make(spm_keys(model=kv(T + "model", STRING, model)))
     assert repr(model[:100]) in str(e.value) and "'llama'" in str(e.value) and len(str(e.value)) < 400
+    for none in ("none", "no_vocab"):
+        with pytest.raises(UnsupportedError, match=f"'{none}': the file has no vocabulary"):
+            make({"model": kv(T + "model", STRING, none)})
 
 
 @pytest.mark.parametrize("entry", [None, kv(T + "model", U32, 1), kv_array(T + "model", STRING, ["llama"])])

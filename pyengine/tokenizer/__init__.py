@@ -1,100 +1,128 @@
 """Text to token ids and back, for the vocabularies that GGUF files carry.
 
-One file per kind: spm.py (sentencepiece), bpe.py with pre.py (byte-level BPE). Reading a file costs its
-special ids and token types; the model behind encode() is built when it is first needed. Bytes that are not
-UTF-8: SentencePiece keeps them as byte tokens, BPE turns each into U+FFFD. Lone surrogates U+DC80 to U+DCFF
-in a str stand for such bytes (as in os.fsdecode), any other becomes U+FFFD.
+One file per kind: spm.py (sentencepiece's merges), ugm.py (its unigram models), bpe.py with pre.py (byte-level BPE),
+wpm.py (WordPiece), rwkv.py, plamo.py. Reading a file costs its special ids and token types; the model behind encode() is
+built when it is first needed. Bytes that are not UTF-8: sentencepiece's merges, RWKV and PLaMo keep them, the others turn
+each into U+FFFD. Lone surrogates U+DC80 to U+DCFF in a str stand for such bytes (as in os.fsdecode), any other becomes
+U+FFFD.
 Imports errors and native only. May be imported by llama, stream, chat's callers, serve, cli and compat.
 """
 import threading
-import warnings
 
 from ..errors import TokenizerError, UnsupportedError
-from . import bpe, spm
+from . import bpe, plamo, rwkv, spm, ugm, wpm
 from .control import ControlTokens
 from .decode import Decoder
 from .pre import ADDS_BOS
-from .vocab import BYTE, BYTE_NAMES, CONTROL, KINDS, UNKNOWN, Vocabulary, is_phi3
+from .vocab import BYTE, BYTE_NAMES, CONTROL, KINDS, UNKNOWN, USER_DEFINED, Vocabulary, strips
 
-__all__ = ["Tokenizer", "load"]
+__all__ = ["MODELS", "Tokenizer", "load"]
 
-_MODELS = {"llama": "sentencepiece", "gpt2": "byte-level BPE"}
+MODELS = {"llama": "sentencepiece", "gpt2": "byte-level BPE", "bert": "WordPiece", "t5": "unigram", "rwkv": "RWKV world",
+          "plamo2": "PLaMo-2"}
+_SURFACES = {"llama": spm, "gpt2": bpe, "bert": spm, "t5": spm, "rwkv": rwkv, "plamo2": plamo}  # whose surface() holds
+_NONE = ("none", "no_vocab")  # what converters write for models without a vocabulary
 
 
 def load(gguf):
     """The Tokenizer of an open GGUF. Raises UnsupportedError for kinds not built yet, GGUFError for broken ones."""
     model = gguf.get_str("tokenizer.ggml.model")
-    if model not in _MODELS:
+    if model in _NONE:
+        raise UnsupportedError(f"tokenizer.ggml.model: {model!r}: the file has no vocabulary, so text can become no tokens")
+    if model not in MODELS:
         raise UnsupportedError(f"tokenizer.ggml.model: {model[:100]!r} is not supported; supported are "
-                               + ", ".join(f"{k!r} ({v})" for k, v in _MODELS.items()))
+                               + ", ".join(f"{k!r} ({v})" for k, v in MODELS.items()))
     return Tokenizer(gguf, model)
 
 
 class Tokenizer:
-    """n_vocab; bos, eos, eot, eom, unk, pad (None if absent); end_ids; add_bos, add_eos; model."""
+    """n_vocab; bos, eos, eot, eom, unk, pad, sep, cls, mask (None if absent); end_ids; add_bos, add_eos; model.
+
+    n_sampled: ids from here on only fill the list up and are never sampled. closing: what add_eos adds, eos or
+    WordPiece's sep."""
 
     def __init__(self, gguf, model):
         self.model = model
         self._gguf = gguf
         self._vocabulary = vocabulary = Vocabulary(gguf)
         self.n_vocab = vocabulary.n
-        if model == "gpt2":
-            self.pre = bpe.pre_tokenizer_name(gguf)
-            add_bos = self.pre in ADDS_BOS
-            prefix = False
-        else:
-            self.pre = None
-            self._sentencepiece_defaults()
-            add_bos = True
-            prefix = gguf.get_bool("tokenizer.ggml.add_space_prefix", default=True)
-        self.add_space_prefix = prefix
+        self.n_sampled = vocabulary.without_padding()
+        vocabulary.take_usual_ids(model)
         for name, value in vocabulary.ids.items():
             setattr(self, name, value)
-        self.add_bos = self._adds("tokenizer.ggml.add_bos_token", self.bos, add_bos)
-        self.add_eos = self._adds("tokenizer.ggml.add_eos_token", self.eos, False)
-        self._swallows = is_phi3(gguf)
+        self.pre = bpe.pre_tokenizer_name(gguf) if model == "gpt2" else None
+        prefix = model == "llama"
+        if model in ("llama", "t5"):
+            prefix = gguf.get_bool("tokenizer.ggml.add_space_prefix", default=prefix)
+        self.add_space_prefix = prefix
+        self.add_bos = self._adds("add_bos_token", "bos", model in ("llama", "bert") or self.pre in ADDS_BOS)
+        self.add_eos = self._adds("add_eos_token", "eos", model == "t5")
+        self.add_sep = self._adds("add_sep_token", "sep", model == "bert")
+        self.closing = self.eos
+        if model == "bert":
+            self.add_eos, self.closing = self.add_sep, self.sep
         self._lock = threading.Lock()
         self._pieces = {}
         self._model = self._controls = self._end_ids = self._longest = None
+        self._lstrip, self._rstrip = strips(gguf, model, self.pre)
 
-    def _sentencepiece_defaults(self):
-        """Old files name no ids: sentencepiece's own layout, if the tokens there are what it says."""
-        vocabulary = self._vocabulary
-        for name, i, text in (("unk", 0, b"<unk>"), ("bos", 1, b"<s>"), ("eos", 2, b"</s>")):
-            if vocabulary.ids[name] is None and i < vocabulary.n and vocabulary.tokens[i] == text:
-                vocabulary.ids[name] = i
-
-    def _adds(self, key, token, default):
+    def _adds(self, name, token, default):
+        """Whether encode() adds a token; WordPiece and unigram models need theirs, and are refused without."""
+        key, id = "tokenizer.ggml." + name, getattr(self, token)
         if key in self._gguf:
-            if (value := self._gguf.get_bool(key)) and token is None:
+            if (value := self._gguf.get_bool(key)) and id is None:
                 raise self._gguf.error(key, "found true, but the file names no such token")
             return value
-        return default and token is not None
+        if default and id is None and self.model in ("bert", "t5"):
+            raise TokenizerError(f"{key}: missing, and the file names no {token} token; {MODELS[self.model]} vocabularies need one")
+        return default and id is not None
 
     # --- the models, on first use ------------------------------------------------------------------
 
     def _build(self):
         with self._lock:
             if self._model is None:
+                self._find_added()
+                vocabulary, gguf = self._vocabulary, self._gguf
                 if self.model == "gpt2":
-                    self._model = bpe.ByteLevelBPE(self._vocabulary, self._gguf, self.pre)
+                    self._model = bpe.ByteLevelBPE(vocabulary, gguf, self.pre)
+                elif self.model == "llama":
+                    self._model = spm.SentencePiece(vocabulary, self.add_space_prefix)
+                elif self.model == "t5":
+                    self._model = ugm.Unigram(vocabulary, gguf, self.add_space_prefix)
+                elif self.model == "bert":
+                    self._model = wpm.WordPiece(vocabulary, gguf)
                 else:
-                    self._model = spm.SentencePiece(self._vocabulary, self.add_space_prefix)
+                    self._model = {"rwkv": rwkv.World, "plamo2": plamo.Plamo}[self.model](vocabulary)
             return self._model
+
+    def _find_added(self):
+        """User-defined tokens, where the kind's own file does not find them, or not those that take blanks with them."""
+        self._added = None
+        if self.model == "gpt2" or self.model == "llama" and self._rstrip is None:
+            return
+        texts = self._texts((USER_DEFINED,))
+        if texts:
+            self._added = self._finder(texts, "user-defined tokens")
+
+    def _texts(self, kinds):
+        texts = {}
+        for kind in kinds:
+            for i in self._vocabulary.of_type(kind):
+                if text := self._vocabulary.tokens[i].decode("utf-8", "surrogateescape"):
+                    texts.setdefault(text, i)
+        return texts
+
+    def _finder(self, texts, name="control tokens"):
+        lstrip = frozenset(i for t, i in texts.items() if t in self._lstrip)
+        rstrip = frozenset(i for t, i in texts.items() if self._rstrip and self._rstrip(t))
+        return ControlTokens(texts, lstrip, rstrip, name)
 
     @property
     def controls(self):
         """The control tokens as they are found in text."""
         if self._controls is None:
-            texts = {}
-            for kind in (CONTROL, UNKNOWN):
-                for i in self._vocabulary.of_type(kind):
-                    if text := self._vocabulary.tokens[i].decode("utf-8", "surrogateescape"):
-                        texts.setdefault(text, i)
-            swallow = frozenset()
-            if self._swallows:
-                swallow = frozenset(i for t, i in texts.items() if t not in ("<unk>", "<s>", "<|endoftext|>"))
-            self._controls = ControlTokens(texts, swallow)
+            self._controls = self._finder(self._texts((CONTROL, UNKNOWN)))
         return self._controls
 
     @property
@@ -128,23 +156,30 @@ class Tokenizer:
                 continue
             if shield:
                 part = part.replace(shield, "")
-            if part:
-                ids += model.encode(part, first)
-                first = False
+            for part in self._added.split(part) if self._added is not None else [part] if part else []:
+                if isinstance(part, int):
+                    ids.append(part)
+                    first = True
+                else:
+                    ids += model.encode(part, first)
+                    first = False
         if self.add_bos if add_bos is None else add_bos:
             if self.bos is None:
                 raise TokenizerError("add_bos: this vocabulary has no beginning-of-sequence token")
             if ids[:1] != [self.bos]:
                 ids.insert(0, self.bos)
         if self.add_eos if add_eos is None else add_eos:
-            if self.eos is None:
+            if self.closing is None:
                 raise TokenizerError("add_eos: this vocabulary has no end-of-sequence token")
-            if ids[-1:] != [self.eos]:
-                ids.append(self.eos)
+            if ids[-1:] != [self.closing]:
+                ids.append(self.closing)
         return ids
 
     def at_least(self, text):
-        """A number of ids that text surely makes, without making them: none stands for more bytes than the longest."""
+        """A number of ids that text surely makes, without making them: none stands for more bytes than the longest.
+        0 where text is normalized, or an unknown token stands for any length of it."""
+        if self.model in ("bert", "t5"):
+            return 0
         if self._longest is None:
             lengths, longest = self._vocabulary.tokens.lengths, 1
             for i in sorted(range(self.n_vocab), key=lengths.__getitem__, reverse=True):
@@ -152,7 +187,7 @@ class Tokenizer:
                     break
                 longest = max(longest, len(self.piece(i, special=True)))
             self._longest = longest
-        if self._swallows:
+        if self._rstrip:
             text = "".join(text.split())
         return -(-len(text.encode("utf-8", "replace")) // self._longest)      # a byte that is not UTF-8 counts as one
 
@@ -181,7 +216,7 @@ class Tokenizer:
                 value = BYTE_NAMES.get(text)
                 piece = text if value is None else bytes((value,))
             else:
-                piece = (bpe if self.model == "gpt2" else spm).surface(self._vocabulary, token)
+                piece = _SURFACES[self.model].surface(self._vocabulary, token)
             self._pieces[token] = piece
         if not special and not self.is_text(token):
             return b""
@@ -193,4 +228,5 @@ class Tokenizer:
         return "".join([decoder.push(i) for i in ids]) + decoder.flush()
 
     def decoder(self, special=False, continued=False):
-        return Decoder(self, special, self.add_space_prefix and not continued)
+        words = self.model == "bert"    # each has a blank in front
+        return Decoder(self, special, (words or self.add_space_prefix) and not continued, words)

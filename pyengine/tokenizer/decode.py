@@ -3,22 +3,32 @@
 Knows no vocabulary: the tokenizer says what bytes an id stands for. May be imported by pyengine.tokenizer only.
 """
 import codecs
+import re
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
+_CONTRACTION = re.compile(" (?='(?:[sm]|[rv]e))")
+_SAFE = re.compile(".* [^?!.,' ]", re.S)  # no rule of clean() reaches from before its end to behind it
+
+
+def clean(text):
+    """WordPiece has a blank before every word and mark: those that English does not write go, as in llama.cpp."""
+    text = re.sub(" (?=[?!.,])", "", text)
+    return _CONTRACTION.sub("", text.replace(" ' ", "'"))
 
 
 class Decoder:
     """push(id) gives the text that is certain so far, flush() the rest. Joined, they equal decode().
 
-    drop_blank: one blank at the very beginning was put there by encode() and is taken away again.
+    drop_blank: one blank at the very beginning was put there by encode() and is taken away again. cleans: clean().
     """
 
-    def __init__(self, tokenizer, special, drop_blank):
+    def __init__(self, tokenizer, special, drop_blank, cleans=False):
         self._piece = tokenizer.piece
         self._is_text = tokenizer.is_text
         self._special = special
         self._pending = drop_blank
         self._decode = _UTF8("replace").decode
+        self._held = "" if cleans else None
 
     def push(self, token):
         piece = self._piece(token, self._special)
@@ -26,7 +36,19 @@ class Decoder:
             self._pending = False
             if piece[0] == 0x20:
                 piece = piece[1:]
-        return self._decode(piece)
+        text = self._decode(piece)
+        return text if self._held is None else self._cleaned(text)
 
     def flush(self):
-        return self._decode(b"", True)
+        text = self._decode(b"", True)
+        return text if self._held is None else clean(self._held + text)
+
+    def _cleaned(self, text):
+        """What no later text can change."""
+        self._held += text
+        safe = _SAFE.match(self._held)
+        end = safe.end() if safe else 0
+        if " " not in self._held[end:]:
+            end = len(self._held)
+        text, self._held = self._held[:end], self._held[end:]
+        return clean(text)

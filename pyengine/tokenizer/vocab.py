@@ -5,6 +5,7 @@ May be imported by pyengine.tokenizer only.
 """
 import os
 import struct
+import warnings
 
 from ..errors import MemoryBudgetError, TokenizerError
 from ..native import address_of, ffi, lib
@@ -30,7 +31,17 @@ AMBIGUOUS_END_TEXTS = frozenset((b"</s>", b"<eos>", b"<EOT>"))
 
 BYTE_NAMES = {b"<0x%02X>" % b: b for b in range(256)}
 SPECIAL_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "eot": "eot_token_id", "eom": "eom_token_id",
-               "unk": "unknown_token_id", "pad": "padding_token_id"}
+               "unk": "unknown_token_id", "pad": "padding_token_id", "sep": "seperator_token_id", "cls": "cls_token_id",
+               "mask": "mask_token_id"}  # "seperator": GGUF spells it so
+# What old files leave out, where the tokens are what the kind's own layout says.
+_USUAL_IDS = {
+    "llama": (("unk", 0, b"<unk>"), ("bos", 1, b"<s>"), ("eos", 2, b"</s>")),
+    "bert": (("pad", 0, b"[PAD]"), ("unk", 100, b"[UNK]"), ("bos", 101, b"[CLS]"), ("sep", 102, b"[SEP]"), ("mask", 103, b"[MASK]")),
+    "t5": (("pad", 0, b"<pad>"), ("eos", 1, b"</s>"), ("unk", 2, b"<unk>")),
+    "plamo2": (("unk", 0, b"<|plamo:unk|>"), ("bos", 1, b"<|plamo:bos|>"), ("eos", 2, b"<|plamo:eos|>"), ("pad", 3, b"<|plamo:pad|>")),
+}
+MAX_TRIE_BYTES = 1 << 24  # of all token texts; 250,002 of XLM-R have 2.6 MB
+MAX_NESTED = 256          # tokens that begin (or end) with one another: bounds the work per character
 
 
 class Vocabulary:
@@ -76,6 +87,20 @@ class Vocabulary:
             text = self.tokens[i]
             if text in END_TEXTS and text not in AMBIGUOUS_END_TEXTS:
                 self.types[i] = CONTROL
+
+    def take_usual_ids(self, model):
+        if model == "bert" and self.ids["bos"] is None:
+            self.ids["bos"] = self.ids["cls"]
+        for name, i, text in _USUAL_IDS.get(model, ()):
+            if self.ids[name] is None and i < self.n and self.tokens[i] == text:
+                self.ids[name] = i
+
+    def without_padding(self):
+        """How many ids there are before the [PAD...] tokens with which a list of tokens is filled up to the model's rows."""
+        n = self.n
+        while n and self.types[n - 1] != NORMAL and self.tokens[n - 1] == b"[PAD%d]" % (n - 1):
+            n -= 1
+        return n
 
     def of_type(self, kind):
         """Ids of that type, ascending. Found by memchr: 262,144 types with 6,249 hits take 1 ms."""
@@ -174,7 +199,48 @@ class Table:
         return ffi.unpack(out, n[0])
 
 
-def is_phi3(gguf):
-    """phi-3 swallows blanks after its control tokens; nothing in the file says so but its name."""
+class Trie:
+    """The automaton of trie.c over those tokens whose type is in kinds. tokens: .buffer, .offsets, .lengths."""
+
+    def __init__(self, tokens, kinds, types, backwards=False):
+        use = bytes(types).translate(bytes(t in kinds for t in range(256)))
+        total = sum(n for n, used in zip(tokens.lengths, use) if used)
+        if total > MAX_TRIE_BYTES:
+            raise TokenizerError(f"tokenizer.ggml.tokens: {total} bytes of text, expected at most {MAX_TRIE_BYTES}")
+        self._alive = tokens.lengths
+        pointers = [ffi.cast("uint64_t *", address_of(data)) for data in (tokens.offsets, tokens.lengths)]
+        facts, out = ffi.new("uint64_t[3]"), ffi.new("pe_trie **")
+        seeds = struct.unpack("=2Q", os.urandom(16))
+        Table.check(lib.pe_trie_new(ffi.cast("uint8_t *", address_of(tokens.buffer)), *pointers, use, len(use), backwards, *seeds,
+                                    facts, out))
+        self._c = ffi.gc(out[0], lib.pe_trie_free)
+        repeats, first, nested = facts
+        if repeats:
+            warnings.warn(f"tokenizer.ggml.tokens: {repeats} tokens have the text of an earlier one, token {first} is the first; "
+                          "text becomes the earlier one", stacklevel=6)
+        if nested > MAX_NESTED:
+            raise TokenizerError(f"tokenizer.ggml.tokens: {nested} tokens {'begin' if backwards else 'end'} with one another, "
+                                 f"expected at most {MAX_NESTED}")
+
+    def encode(self, function, text, *arguments):
+        """Ids of text (bytes) by one of longest.c's or unigram.c's functions; arguments stand between text and out."""
+        if len(text) >> 32:
+            raise TokenizerError(f"text: found {len(text)} bytes, expected less than 4 GB")
+        out, n = ffi.new("int32_t[]", len(text)), ffi.new("uint64_t *")
+        Table.check(function(self._c, text, len(text), *arguments, out, n))
+        return ffi.unpack(out, n[0])
+
+
+def strips(gguf, model, pre):
+    """(texts of tokens that take the blanks before them with them, and a function: does a text take those after it?).
+
+    GGUF has no room for the lstrip and rstrip of Hugging Face's added tokens; which models have them is known by name."""
     name = gguf.get_str("general.name", default="").lower()
-    return "phi-3" in name or "phi3" in name
+    arch = gguf.get_str("general.architecture", default="")
+    if "phi-3" in name or "phi3" in name:
+        return frozenset(), lambda text: text not in ("<unk>", "<s>", "<|endoftext|>")
+    if pre in ("jina-v2-de", "jina-v2-es", "jina-v2-code", "roberta-bpe") or model == "t5":
+        return frozenset(("<mask>",)), None     # RoBERTa's and, in unigram vocabularies, XLM-R's
+    if "modern-bert" in (pre, arch) or "modern-bert" in name or "modernbert" in name:
+        return frozenset(("[MASK]",)), None
+    return frozenset(), None
