@@ -187,7 +187,7 @@ class Tokenizer:
                     break
                 longest = max(longest, len(self.piece(i, special=True)))
             self._longest = longest
-        if self._rstrip:
+        if self._lstrip or self._rstrip:
             text = "".join(text.split())
         return -(-len(text.encode("utf-8", "replace")) // self._longest)      # a byte that is not UTF-8 counts as one
 
