@@ -3,7 +3,8 @@
 
     python tools/type_table.py            writes it into docs/models.md                     make table
     python tools/type_table.py --check    says whether it is as written
-    python tools/type_table.py --measure  measures the speeds here, on a quiet machine, and writes both    make table-speeds
+    python tools/type_table.py --measure [Q1_0,Q2_0]  measures the speeds here, on a quiet machine, of these types or
+                                                      of all, and writes both                       make table-speeds
 
 The kernels of all architectures are had from the source by the C preprocessor alone: csrc/kernels.c names the tables,
 and what is between their braces, with every macro expanded, names the rows. So the table needs no ARM machine,
@@ -66,7 +67,7 @@ def table() -> str:
     tiers = [tier for names in COLUMNS.values() for tier in names]
     speeds = json.loads(SPEEDS.read_text(encoding="utf-8")) if SPEEDS.exists() else {"tiers": {}}
     shown = [tier for tier in MEASURED if tier in speeds["tiers"]]
-    out = ["| type | bits per weight | " + " | ".join(tiers) + "".join(f" | {tier}: one | {n}" for tier in shown for n in ("512",)) + " |"]
+    out = ["| type | bits per weight | " + " | ".join(tiers) + "".join(f" | {tier}, {n}" for tier in shown for n in ("1 token", "512 tokens")) + " |"]
     out.append("|---" * (2 + len(tiers) + 2 * len(shown)) + "|")
     for t in sorted((t for t in TYPES.values() if t.act is not None), key=lambda t: -t.bytes / t.block):
         cells = [" ".join(c if (t.name, tier, c) in have else "-" for c in COUNTS) for tier in tiers]
@@ -84,26 +85,31 @@ def filled(doc: str) -> str:
     return MARK.sub(lambda m: m[1] + table() + m[2], doc)
 
 
-def measure() -> None:
-    """bench/kernels.py's figures of the tiers that are shown, of those that this machine has, into SPEEDS."""
-    made = None
+def measure(types: str | None) -> None:
+    """bench/kernels.py's figures of the tiers that are shown, of those that this machine has, into SPEEDS. Single types
+    replace theirs in what another run on this machine has left."""
+    made = json.loads(SPEEDS.read_text(encoding="utf-8")) if types and SPEEDS.exists() else None
     for tier in MEASURED:
         command = [sys.executable, str(ROOT / "bench" / "kernels.py"), "--isa", tier, "--tokens", "1,512", "--json"]
+        command += ["--types", types] if types else []
         out = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}).stdout)
+        if made and made["machine"] != out["machine"]:
+            raise SystemExit(f"{SPEEDS} is of {made['machine']}: measure all types, to replace it")
         made = made or {"machine": out["machine"], "date": out["date"], "threads": out["threads"], "k": 2048, "tiers": {}}
         speeds: dict = {}
         for row in out["rows"]:
             assert row["isa"] == TIERS[tier] & row["isa"] and row["of_q4_0"], row
             speeds.setdefault(row["type"], [None, None])[row["tokens"] > 1] = round(row["of_q4_0"], 3)
         if speeds:
-            made["tiers"][tier] = speeds
+            made["tiers"].setdefault(tier, {}).update(speeds)
     lines = json.dumps(made, indent=1)
     SPEEDS.write_text(re.sub(r"\[\s+([\d.]+),\s+([\d.]+)\s+\]", r"[\1, \2]", lines) + "\n", encoding="utf-8")
 
 
 def main() -> int:
     if "--measure" in sys.argv:
-        measure()
+        types = sys.argv[sys.argv.index("--measure") + 1:]
+        measure(types[0] if types else None)
     doc = DOC.read_text(encoding="utf-8")
     if not MARK.search(doc):
         raise SystemExit("docs/models.md has no place for the table: <!-- types --> ... <!-- end -->")
