@@ -1,8 +1,8 @@
 /* bpe.c: text to token ids by merging neighbours, best pair first, leftmost first among equals.
  *
  * One merge loop, two kinds: byte-level BPE (pairs of ids with a rank; a word at a time) and sentencepiece's
- * (joined texts with a score; whole texts, in which user-defined tokens are found first). Control tokens and
- * the cutting into words are Python's. O(n log n) in the length of a word or text. */
+ * (joined texts with a score; whole texts, in which user-defined tokens are found first). Control tokens are
+ * Python's, the cutting into words is split.c's. O(n log n) in the length of a word or text. */
 #include "vocab.h"
 
 typedef struct symbol { /* at its first byte; the next one begins at end */
@@ -114,10 +114,16 @@ static int merge_all(work *w, uint32_t start, uint32_t end, int32_t *out, uint64
 
 /* ---- byte-level BPE ---------------------------------------------------------------------- */
 
+static uint32_t character(uint8_t lead, uint64_t left) {
+  uint32_t n = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  return n < left ? n : (uint32_t)left;
+}
+
 /* A whole word that is a token, in GPT-2's stand-ins; -1: it is none. */
 static int32_t whole_word(const pe_vocab *v, const uint8_t *text, uint32_t n, uint8_t *room) {
   uint32_t m = 0;
   if (n > v->longest) return -1;
+  if (v->raw) return pe_vocab_find(v, text, n);
   for (uint32_t i = 0; i < n; i++) {
     uint16_t c = v->alphabet[text[i]];
     if (c > 0x7f) {
@@ -130,34 +136,52 @@ static int32_t whole_word(const pe_vocab *v, const uint8_t *text, uint32_t n, ui
   return pe_vocab_find(v, room, m);
 }
 
-int pe_bpe_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, const uint32_t *lengths, uint64_t n_words, int whole,
-                  int32_t *out, uint64_t *n_out) {
-  uint64_t longest = 0, sum = 0;
-  *n_out = 0;
-  for (uint64_t i = 0; i < n_words; i++) {
-    if (lengths[i] > n - sum) return PE_EINVAL;
-    sum += lengths[i];
-    if (lengths[i] > longest) longest = lengths[i];
+static int all_newlines(const uint8_t *text, uint32_t n) {
+  while (n && text[n - 1] == '\n') n--;
+  return n == 0;
+}
+
+/* The symbols of a word before any is merged: its bytes, or its characters, of which some may be no tokens. */
+static int begin(work *w, uint32_t n) {
+  const pe_vocab *v = w->v;
+  for (uint32_t j = 0, prev = 0, len; j < n; prev = j, j += len) {
+    len = v->raw ? character(w->text[j], n - j) : 1;
+    w->s[j] = (symbol){j + len, prev, v->raw ? pe_vocab_find(v, w->text + j, len) : v->byte_ids[w->text[j]]};
+    if (w->s[j].id < 0 && !v->raw) return PE_EINVAL; /* checked by the caller, who names the byte */
+    for (uint32_t k = 1; k < len; k++) w->s[j + k].end = 0;
   }
-  if (sum != n || n > UINT32_MAX || v->scores || !v->merges) return PE_EINVAL;
-  work w = {.v = v, .text = text, .s = pe_alloc(longest, sizeof *w.s)};
-  uint8_t *room = pe_alloc(v->longest, 2);
-  int e = w.s && room ? PE_OK : PE_ENOMEM;
-  for (uint64_t i = 0; i < n_words && !e; i++, w.text += lengths[i - 1]) {
-    uint32_t len = lengths[i];
-    int32_t id = whole ? whole_word(v, w.text, len, room) : -1;
+  return PE_OK;
+}
+
+int pe_bpe_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, const pe_splitter *s, int whole, int32_t *out,
+                  uint64_t *n_out) {
+  uint64_t longest = 0;
+  *n_out = 0;
+  if (n >= UINT32_MAX || v->scores || !v->merges) return PE_EINVAL;
+  if (!n) return PE_OK;
+  uint8_t *cut = pe_alloc(n, 2), *room = pe_alloc(v->longest, 2); /* cut: n + 1 places and n of room */
+  int e = cut && room ? pe_split_text(s, text, n, cut + n + 1, cut) : PE_ENOMEM;
+  for (uint64_t a = 0, b; a < n && !e; a = b) {
+    b = (uint64_t)((uint8_t *)memchr(cut + a + 1, 1, n - a) - cut);
+    if (b - a > longest) longest = b - a;
+  }
+  work w = {.v = v, .text = text, .s = e ? NULL : pe_alloc(longest, sizeof *w.s)};
+  if (!e && !w.s) e = PE_ENOMEM;
+  for (uint64_t a = 0, b; a < n && !e; a = b) {
+    b = (uint64_t)((uint8_t *)memchr(cut + a + 1, 1, n - a) - cut);
+    uint32_t len = (uint32_t)(b - a);
+    w.text = text + a;
+    int32_t id = whole == 1 || (whole == 2 && all_newlines(w.text, len)) ? whole_word(v, w.text, len, room) : -1;
     if (id >= 0) {
       out[(*n_out)++] = id;
       continue;
     }
-    for (uint32_t j = 0; j < len && !e; j++) {
-      w.s[j] = (symbol){j + 1, j ? j - 1 : 0, v->byte_ids[w.text[j]]};
-      if (w.s[j].id < 0) e = PE_EINVAL; /* checked by the caller, who names the byte */
-    }
+    e = begin(&w, len);
     if (!e) e = merge_all(&w, 0, len, out, n_out);
   }
   free(w.s);
   free(w.heap);
+  free(cut);
   free(room);
   return e;
 }
@@ -186,11 +210,6 @@ static const user_piece *user_at(const pe_vocab *v, const uint8_t *text, uint64_
     hi = a;
   }
   return best;
-}
-
-static uint32_t character(uint8_t lead, uint64_t left) {
-  uint32_t n = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  return n < left ? n : (uint32_t)left;
 }
 
 int pe_spm_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, int32_t *out, uint64_t *n_out) {

@@ -373,11 +373,11 @@ uint64_t pe_read_loop(const void *p, int64_t n);   /* reads n bytes in order; th
 uint64_t pe_read_streams(const void *p, int64_t n, int32_t streams);   /* nearly n bytes, as streams far apart */
 int64_t pe_mac_loop(uint32_t isa, int64_t rounds); /* int8 multiply-adds done by the best instruction of a tier this CPU has; 0: none there */
 
-/* ---- vocab.c, bpe.c: text to token ids ---------------------------------------------------- */
+/* ---- vocab.c, split.c, bpe.c: text to token ids ---------------------------------------------------- */
 typedef struct pe_vocab pe_vocab;
 /* Tables over n strings of a header, which like off, len, types and scores is kept alive and unchanged by the
  * caller. types: GGUF's, 0 is met in no text. scores: n finite little-endian floats of any alignment, and byte_ids
- * the tokens of the 256 bytes: sentencepiece; both NULL: byte-level BPE. repeats[0]: tokens with the text of an
+ * the tokens of the 256 bytes: sentencepiece; both NULL: byte-level BPE; only byte_ids: BPE over characters. repeats[0]: tokens with the text of an
  * earlier one, [1]: the first of them. PE_OK, PE_ENOMEM, PE_EINVAL (too many, too long). */
 int pe_vocab_new(const uint8_t *head, const uint64_t *off, const uint64_t *len, const uint8_t *types, uint64_t n,
                  const uint8_t *scores, const int32_t *byte_ids, uint64_t seed0, uint64_t seed1, uint64_t *repeats, pe_vocab **out);
@@ -390,10 +390,17 @@ void pe_vocab_bytes(const pe_vocab *v, int32_t *ids);       /* 256 ids, -1: none
 uint64_t pe_vocab_longest(const uint64_t *len, uint64_t n);
 /* n int32 of any alignment to types 1..6; the index of the first that is none, or -1 */
 int64_t pe_vocab_types(const uint8_t *values, uint64_t n, uint8_t *types);
-/* Ids of words that lie one after another; out has room for n. Every byte has a token. whole: a word that is a
- * token is not cut. From several threads at once. PE_OK, PE_ENOMEM, PE_EINVAL (4 GB and more). */
-int pe_bpe_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, const uint32_t *lengths, uint64_t n_words, int whole,
-                  int32_t *out, uint64_t *n_out);
+/* What cuts text into words, made by rules.py, whose file tells what the three arrays hold. PE_OK, PE_ENOMEM, PE_EINVAL. */
+typedef struct pe_splitter pe_splitter;
+int pe_splitter_new(const uint32_t *sets, uint64_t n_set_words, const uint32_t *stages, uint64_t n_stages, const uint32_t *ops,
+                    uint64_t n_ops, pe_splitter **out);
+void pe_splitter_free(pe_splitter *s);
+/* lengths in bytes of the words of text (UTF-8), which has room for n; NULL only counts. PE_OK, PE_ENOMEM, PE_EINVAL (4 GB). */
+int pe_split(const pe_splitter *s, const uint8_t *text, uint64_t n, uint32_t *lengths, uint64_t *n_words);
+/* Ids of text, cut into words and merged; out has room for n. Every byte has a token. whole: 1, a word that is a token is
+ * not cut; 2, so are only words of newlines. From several threads at once. PE_OK, PE_ENOMEM, PE_EINVAL (4 GB and more). */
+int pe_bpe_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, const pe_splitter *s, int whole, int32_t *out,
+                  uint64_t *n_out);
 /* The same for sentencepiece; text is UTF-8 with U+2581 for blanks. */
 int pe_spm_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, int32_t *out, uint64_t *n_out);
 

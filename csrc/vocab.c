@@ -53,7 +53,7 @@ int32_t pe_vocab_find(const pe_vocab *v, const uint8_t *text, uint64_t n) {
 /* Texts never become control or unknown tokens, nor byte tokens by their names. */
 static int is_met_in_text(const pe_vocab *v, uint64_t id) {
   uint8_t t = v->types[id];
-  return v->len[id] && t && t != PE_CONTROL && t != PE_UNKNOWN && !(t == PE_BYTE && v->scores);
+  return v->len[id] && t && t != PE_CONTROL && t != PE_UNKNOWN && !(t == PE_BYTE && (v->scores || v->raw));
 }
 
 static int by_text(const void *a, const void *b) {
@@ -121,7 +121,8 @@ int pe_vocab_new(const uint8_t *head, const uint64_t *off, const uint64_t *len, 
   if (n > INT32_MAX - 1) return PE_EINVAL;
   pe_vocab *v = calloc(1, sizeof *v);
   if (!v) return PE_ENOMEM;
-  *v = (pe_vocab){.head = head, .off = off, .len = len, .types = types, .n = n, .scores = scores, .seed0 = seed0, .seed1 = seed1};
+  *v = (pe_vocab){.head = head, .off = off, .len = len, .types = types, .n = n, .scores = scores, .raw = byte_ids && !scores,
+                  .seed0 = seed0, .seed1 = seed1};
   uint64_t size = 8;
   while (size < n + n / 2) size *= 2;
   v->mask = size - 1;

@@ -1,4 +1,4 @@
-/* vocab.h: a file's vocabulary as hash tables over its own header bytes. Included by vocab.c and bpe.c only. */
+/* vocab.h: a file's vocabulary as hash tables over its own header bytes. Included by vocab.c, bpe.c and split.c only. */
 #ifndef PE_VOCAB_H
 #define PE_VOCAB_H
 
@@ -23,7 +23,8 @@ struct pe_vocab {
   const uint8_t *head;       /* the header, checked by gguf.c */
   const uint64_t *off, *len;
   const uint8_t *types;
-  const uint8_t *scores;     /* n floats of any alignment; NULL: byte-level BPE */
+  const uint8_t *scores;     /* n floats of any alignment; NULL: BPE */
+  int raw;                   /* BPE over characters, not over GPT-2's stand-ins for bytes */
   uint64_t n, longest;       /* longest: bytes of the longest token as spelled in text */
   uint64_t seed0, seed1;
   uint64_t *slots, mask;     /* high half of the hash << 32 | id + 1; 0 is free */
@@ -37,6 +38,8 @@ struct pe_vocab {
   int32_t byte_ids[256];     /* token of each byte, -1: none */
   uint16_t alphabet[256];    /* GPT-2's stand-ins for bytes, as code points below 0x200 */
 };
+
+int pe_split_text(const pe_splitter *s, const uint8_t *text, uint64_t n, uint8_t *c, uint8_t *cut); /* split.c, for bpe.c */
 
 /* n times size and one byte more; NULL also where that passes what a 32-bit machine can name. */
 static inline void *pe_alloc(uint64_t n, uint64_t size) {

@@ -53,8 +53,10 @@ def _skip(raw, at, kind):
     return at
 
 
-def model(path, tokenizer, n_tokens, name="vocabulary"):
+def model(path, tokenizer, name="vocabulary"):
     """Writes a one-layer llama model around ready-made tokenizer entries; embedding and head are one tensor."""
+    tokens = b"tokenizer.ggml.tokens"
+    (n_tokens,) = (struct.unpack_from("<Q", e, 16 + len(tokens))[0] for e in tokenizer if e[8:8 + len(tokens)] == tokens)
     a, f16 = "llama.", 1
     keys = [kv("general.architecture", STRING, "llama"), kv("general.name", STRING, name)]
     for key, value in (("context_length", 512), ("embedding_length", WIDTH), ("block_count", 1), ("vocab_size", n_tokens),
@@ -89,9 +91,7 @@ def wrap(vocabulary, folder, name=None):
         entry = found["general.name"]
         name = entry[8 + len("general.name") + 12:].decode()
     tokenizer = [entry for key, entry in found.items() if key.startswith("tokenizer.")]
-    tokens = found["tokenizer.ggml.tokens"]
-    (n,) = struct.unpack_from("<Q", tokens, 8 + len("tokenizer.ggml.tokens") + 8)
-    return model(Path(folder) / Path(vocabulary).name, tokenizer, n, name or "vocabulary")
+    return model(Path(folder) / Path(vocabulary).name, tokenizer, name or "vocabulary")
 
 
 # --- the oracle -----------------------------------------------------------------------------------------------
