@@ -175,8 +175,8 @@ def check_code_points(name, folder, code_points):
     n = 0
     with vocab_models.oracle(vocab_models.wrap(path, folder)) as ids:
         for context in CONTEXTS:
-            for at in range(0, len(code_points), 8192):
-                texts = [context.format(chr(cp)) for cp in code_points[at:at + 8192]]
+            for at in range(0, len(code_points), 512):
+                texts = [context.format(chr(cp)) for cp in code_points[at:at + 512]]
                 whole = wall.join(texts)
                 theirs, ours = ids(whole, True), t.encode(whole, special=True, add_bos=False)
                 if ours != theirs:
