@@ -214,6 +214,23 @@ def test_a_temperature_of_too_many_steps_is_refused(tmp_path):
         Runner(path, n_ctx=16385)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_through_the_engine(tmp_path, family):
+    """Requests that share a prefix, together and in a warm cache, say what the program says alone; so does a cache in blocks."""
+    import dataclasses
+
+    from pyengine import Llama
+
+    path, prompts = write(tmp_path, dataclasses.replace(FAMILIES[family], head_dim=32)), [tokens(70), tokens(70)[:50] + tokens(9, seed=3), [5]]
+    for kv_type in ("f16", "q8_0"):
+        with Runner(path, n_ctx=256, kv_type=kv_type) as runner:
+            want = [runner.greedy(ids, 12) for ids in prompts]
+        with Llama(str(path), n_ctx=256, kv_type=kv_type, max_seqs=2) as llm:
+            for _ in range(2):
+                assert [llm.generate(ids, max_tokens=12, temperature=0, ignore_eos=True).tokens for ids in prompts] == want
+            assert [answer.tokens for answer in llm.generate(prompts, max_tokens=12, temperature=0, ignore_eos=True)] == want
+
+
 LONG = {
     "gemma2": Spec(arch="gemma2", window=70),
     "phi3": Spec(arch="phi3", longrope=True, rope_orig_ctx=64, rope_attn_factor=1.2),
@@ -268,3 +285,49 @@ def test_both_sets_of_factors_are_looked_at(tmp_path, kind):
     for bad in (None, good[:-1], np.where(np.arange(good.size) == 3, np.float32(np.nan), good), -good):
         with pytest.raises(errors.GGUFError, match=name):
             ours(write(tmp_path, spec, tensors={name: bad}))
+
+
+def drawn(rng):
+    """A spec as no other: sizes, scalings and keys at random, of what llama.cpp takes. gemma3's local layers it multiplies
+    by attn_factor as well, which no file of that family has; without any window it aborts."""
+    arch = rng.choice([*FAMILIES, "llama", "gemma3"])
+    heads, d = rng.choice([1, 2, 3, 4, 6]), rng.choice([8, 16, 20, 32])
+    kv = rng.choice([k for k in range(1, heads + 1) if heads % k == 0])
+    square = arch in ("qwen2", "phi3")      # no head size of their own there
+    more = dict(n_embd=heads * d if square else rng.choice([24, 40, 64, 72]), head_dim=0 if square else d, n_layer=rng.choice([1, 2, 3, 5]))
+    more["rope_scaling"] = rng.choice(["", "", "none", "linear", "yarn"])
+    more["longrope"] = longrope = arch in ("phi3", "granite", "mistral3", "llama") and rng.random() < 0.4
+    if longrope and arch != "phi3":
+        more["rope_scaling"] = "longrope"
+    elif arch in ("llama", "granite", "mistral3"):
+        more["rope_freqs"] = rng.random() < 0.3
+    if arch in ("llama", "smollm3", "granite", "mistral3"):
+        more["biases"] = rng.random() < 0.5
+    if arch == "mistral3":
+        more.update(temperature=rng.choice([0.0, 0.3]), yarn_log_multiplier=rng.choice([0.0, 0.5, 1.0]))
+    if arch in ("gemma2", "gemma3"):
+        more.update(window=rng.choice([1, 5, 30, 500]), window_pattern=rng.choice([0, 2, 3]))
+    if arch == "granite":
+        more.update(embedding_scale=rng.choice([0.0, 2.0]), attention_scale=rng.choice([0.0, 0.4]), residual_scale=rng.choice([0.0, 0.3, 1.5]))
+    return Spec(arch=arch, seed=rng.randrange(1 << 30), n_head=heads, n_head_kv=kv, n_ff=rng.choice([16, 50, 96]), tied=rng.random() < 0.4,
+                fused=rng.random() < 0.3, rope_base=rng.choice([100.0, 1e4, 5e5]), rope_factor=rng.choice([1.0, 2.0, 7.5]),
+                rope_orig_ctx=rng.choice([8, 16, 300]), rope_attn_factor=rng.choice([0.0, 0.7, 1.3]) if arch != "gemma3" else 0.0, eps=rng.choice([1e-6, 1e-5]), **more)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(200))
+def test_files_drawn_at_random(tmp_path, seed):
+    """Beside the reference and llama.cpp, at five of 40 positions. The bound is wide for what doubles q's width and stacks five layers."""
+    pytest.importorskip("xllamacpp")
+    from pyengine.plan import reference
+
+    spec, places = drawn(random.Random(seed)), [0, 1, 11, 25, 39]
+    print(spec, flush=True)
+    path = write(tmp_path, spec)
+    with Runner(path, n_ctx=256, max_wanted=64) as runner:
+        found = runner.logits(tokens(), places, chunk=13)
+        ours_exactly = reference.logits(runner.program.graph, tokens(), ACT_OF.__getitem__)[places]
+    with Oracle(path, n_ctx=256, n_threads=1, flash=False) as oracle:
+        expected = np.stack([oracle.logits(tokens()[: p + 1], spec.n_vocab) for p in places])
+    print(nmse(found, ours_exactly), nmse(found, expected))
+    assert nmse(found, ours_exactly) <= 1e-6 and nmse(found, expected) <= 2e-5, spec
