@@ -52,10 +52,11 @@ class Tensor(NamedTuple):
 class GGUF(Metadata):
     """An open model. The keys are the first file's; tensors and files are those of all parts.
 
-    mmap=False reads the weights into private memory instead of mapping them.
+    mmap=False reads the weights into private memory instead of mapping them. cut=True also opens a file of which
+    only the beginning is there, header and all: `missing` bytes lack, and weights must not be read.
     """
 
-    def __init__(self, path: str | os.PathLike, mmap: bool = True):
+    def __init__(self, path: str | os.PathLike, mmap: bool = True, cut: bool = False):
         self.files: list[MappedFile] = []
         self.tensors: dict[str, Tensor] = {}
         self._g = None
@@ -63,7 +64,7 @@ class GGUF(Metadata):
         try:
             fd, info = open_regular(path)
             try:
-                super().__init__(path, fd, info.st_size)
+                super().__init__(path, fd, info.st_size, cut)
             except BaseException:
                 os.close(fd)
                 raise

@@ -81,13 +81,14 @@ class Metadata:
     width are integers; f32 and f64 are floats; nothing else is converted.
     """
 
-    def __init__(self, path: str | bytes, fd: int, size: int):
-        self.path = path
-        out = ffi.new("pe_gguf **")
-        code = lib.pe_gguf_open(fd, size, *struct.unpack("=2Q", os.urandom(16)), out)
-        if out[0] == ffi.NULL:
-            raise MemoryBudgetError(f"{shown(path)}: out of memory")
-        self._g = ffi.gc(out[0], lib.pe_gguf_free)
+    def __init__(self, path: str | bytes, fd: int, size: int, cut: bool = False):
+        """cut: a file that ends behind its header is read as well; `missing` says how many bytes of its tensors lack."""
+        self.path, self.missing = path, 0
+        self._g, code = self._scanned(fd, size)
+        if cut and code == lib.PE_GGUF_ESHORT:
+            whole = int(self._g.e_limit)
+            self.missing = whole - size
+            self._g, code = self._scanned(fd, whole)
         if code != lib.PE_OK:
             raise _refusal(path, fd, self._g)
         self.version = int(self._g.version)
@@ -95,6 +96,13 @@ class Metadata:
         owner = self._g  # a view of the header keeps the scanner's memory alive
         head = ffi.gc(self._g.head, lambda _, owner=owner: None)
         self._head = memoryview(ffi.buffer(head, self._g.head_len)).toreadonly()
+
+    def _scanned(self, fd: int, size: int) -> tuple:
+        out = ffi.new("pe_gguf **")
+        code = lib.pe_gguf_open(fd, size, *struct.unpack("=2Q", os.urandom(16)), out)
+        if out[0] == ffi.NULL:
+            raise MemoryBudgetError(f"{shown(self.path)}: out of memory")
+        return ffi.gc(out[0], lib.pe_gguf_free), code
 
     @property
     def header_bytes(self) -> int:

@@ -229,15 +229,18 @@ class _Forced:
         return self.choices.get((type_name, k, rows))
 
 
-class _Bench:
+class Bench:
     """One compiled program whose steps are timed: the executor, the threads and the mapped weights are the real ones,
-    so a row is measured in the place where it will stand. A context manager."""
+    so a row is measured in the place where it will stand. place(program) may put its weights elsewhere before it is opened
+    (verdict.py). A context manager."""
 
-    def __init__(self, gguf, layers, isa, n_threads, choices=None):
+    def __init__(self, gguf, layers, isa, n_threads, choices=None, place=None):
         from . import plan
 
         self.program = plan.compile(gguf, n_ctx=N_CTX, max_seqs=1, max_tokens=N_CTX, isa=isa, layers=layers,
                                     tuned=None if choices is None else _Forced(choices))
+        if place is not None:
+            place(self.program)
         pages = -(-N_CTX // 64)
         self.tables = (tuple(range(pages)),) * len(self.program.groups)
         try:
@@ -304,13 +307,13 @@ def measure(gguf, *, isa=None, seconds=17.0, n_threads=None, progress=None):
         tell(min(max(share, 0.0), 1.0), what)
 
     mask = isa_mask(isa)
-    layers, static = _layers(gguf, isa)
+    layers, static = measured_layers(gguf, isa, 1 << 29)
     say(0.0, "reading the weights")
     candidates = {shape: [r for r in rows() if r.wtype == wtype and r.isa & mask == r.isa and r.act == kernels.act]
                   for shape, (wtype, kernels) in static.items()}
     ratios = {shape: {} for shape in static}                 # shape -> count -> row name -> time over the static order's
     kernel_seconds = 0.75 * seconds
-    with _Bench(gguf, layers, isa, n_threads) as warm:
+    with Bench(gguf, layers, isa, n_threads) as warm:
         warm.step(1)                                         # brings the pages in, unmeasured
         for done, n in enumerate(COUNTS):
             left = kernel_seconds - (seconds - (end - time.monotonic()))
@@ -326,8 +329,8 @@ def measure(gguf, *, isa=None, seconds=17.0, n_threads=None, progress=None):
     return Tuned(chosen, {model_key(gguf): threads}), figures
 
 
-def _layers(gguf, isa):
-    """How many layers to measure: all shapes of the model must be among them, and more bytes than the caches hold
+def measured_layers(gguf, isa, enough: int):
+    """How many layers to measure: all shapes of the model must be among them, `enough` bytes and more than the caches hold
     twice; and {shape: (type id, Kernels of the static order)}."""
     from . import plan
 
@@ -343,7 +346,7 @@ def _layers(gguf, isa):
         bytes_of[layer] = bytes_of.get(layer, 0) + sum(w.tensor.nbytes for w in weights)
         if shape not in static:
             static[shape], need = (weights[0].tensor.type, i.kernels), max(need, layer + 1)
-    enough = max(1 << 29, 2 * machine.cache_bytes())
+    enough = max(enough, 2 * machine.cache_bytes())
     while need < program.hp.n_layer and sum(bytes_of.get(layer, 0) for layer in range(need)) < enough:
         need += 1
     return need, static
@@ -362,12 +365,12 @@ def _rows_at(gguf, layers, isa, n_threads, n, static, candidates, ratios, until,
     if not runs:
         return
     with contextlib.ExitStack() as stack:
-        base = stack.enter_context(_Bench(gguf, layers, isa, n_threads))
+        base = stack.enter_context(Bench(gguf, layers, isa, n_threads))
         benches = []
         for run in range(runs):
             tried = {shape: o[run] for shape, o in others.items() if run < len(o)}
             choices = {shape: _only_at(n, name, static[shape][1]) for shape, name in tried.items()}
-            benches.append((tried, stack.enter_context(_Bench(gguf, layers, isa, n_threads, choices))))
+            benches.append((tried, stack.enter_context(Bench(gguf, layers, isa, n_threads, choices))))
         samples = {}
         for round in range(-1, ROUNDS[1]):                   # the first is not kept: it touches each program's memory
             if round >= ROUNDS[0] and time.monotonic() > until:
@@ -436,7 +439,7 @@ def _thread_figures(gguf, layers, isa, chosen, usual, end, tick) -> dict:
     counts = thread_counts(*usual)
     out = {}
     with contextlib.ExitStack() as stack:
-        benches = {t: stack.enter_context(_Bench(gguf, layers, isa, t, chosen)) for t in counts}
+        benches = {t: stack.enter_context(Bench(gguf, layers, isa, t, chosen)) for t in counts}
         for n, share in ((1, 0.4), (N_CTX, 1.0)):
             until = time.monotonic() + share * (end - time.monotonic())
             samples = {t: [] for t in counts}
