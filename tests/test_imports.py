@@ -39,6 +39,7 @@ ALLOWED = {
     "engine": {"answer", "native", "cache", "schedule", "plan", "sampling", "gguf"},
     "stream": {"engine", "tokenizer", "chat", "sampling"},
     "tune": {"native", "plan", "catalog", "machine", "__init__"},
+    "verdict": {"arch", "chat", "fit", "gguf", "machine", "native", "plan", "tokenizer", "tune"},
     "yardstick": {"native", "machine"},
     "request": {"sampling"},
     "gbnf": set(),
@@ -53,7 +54,7 @@ ALLOWED = {
     "aio": {"llama"},
     "serve": {"aio", "llama", "request", "sampling", "__init__"},
     "compat": {"llama", "grammar", "gguf", "tokenizer", "chat", "sampling", "native", "machine"},
-    "cli": {"evaluate", "serve", "llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
+    "cli": {"evaluate", "verdict", "serve", "llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }
 HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub", "llguidance", "matplotlib")
 

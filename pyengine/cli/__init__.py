@@ -11,7 +11,7 @@ COMMANDS = {
     "chat": "talk",
     "serve": "answer over HTTP",
     "pull": "fetch a model",
-    "inspect": "show what a GGUF file holds",
+    "inspect": "show what a GGUF file holds, and say whether and how well it will run here",
     "tokenize": "text to token ids and back",
     "explain": "print the compiled program of a model",
     "fit": "say what memory a model needs, and what to change if it is not there",

@@ -1,9 +1,10 @@
-"""pyengine-cli inspect: what a GGUF file holds: header, keys, tensors, totals. Runs nothing.
+"""pyengine-cli inspect: what a GGUF file holds (header, keys, tensors, totals), and whether and how well it will run here.
 
-`report` and `check` yield lines and print nothing, so tests and notebooks can have
-them. Imported by the command line only.
+`report`, `check` and `verdict_lines` yield and print nothing, so tests and notebooks can have
+them. The verdict is pyengine/verdict.py's. Imported by the command line only.
 """
 import os
+import sys
 from collections.abc import Iterator
 
 from ..errors import escaped, quoted
@@ -16,32 +17,53 @@ from . import arguments
 _WIDTH = 60  # characters of a value in the table
 
 
+EPILOG = """\
+Exit code 0: the file runs here; 1: it does not, for the reasons listed as "no". A file of which only the beginning was
+fetched, keys and all, is judged as the whole file would be. The speed is measured with made-up weights of the file's
+shapes, in about a second.
+"""
+
+
 def parser():
-    p = arguments.parser("inspect", "Show what a GGUF file holds: keys, tensors and their sizes.")
+    p = arguments.parser("inspect", "Show what a GGUF file holds, and whether and how well it will run here.", epilog=EPILOG)
     p.add_argument("path", nargs="?", metavar="FILE", help="a GGUF file (the first part of a split one) or a name of the catalog")
     p.add_argument("-m", "--model", metavar="FILE")
     p.add_argument("--key", metavar="KEY", help="print this key's whole value and nothing else")
-    p.add_argument("--check", action="store_true", help="look for NaN and infinity in all weights; exit code 1 if there are any")
+    p.add_argument("--verdict", action="store_true", help="only whether and how well it will run")
+    p.add_argument("--quick", action="store_true", help="do not measure how fast")
+    p.add_argument("--json", action="store_true", help="the verdict as one JSON object")
+    p.add_argument("--check", action="store_true", help="look for NaN and infinity in all weights too; exit code 1 if there are any")
     return p
 
 
 def main(argv) -> int:
     args = parser().parse_args(argv)
-    with GGUF(_find(args.path or args.model or arguments.default_model())) as g:
+    with GGUF(_find(args.path or args.model or arguments.default_model()), cut=True) as g:
         if args.key is not None:
             for line in whole(g, args.key):
                 print(line)
             return 0
-        for line in report(g):
-            print(line)
-        if not args.check:
-            return 0
-        print()
+        from ..verdict import judge
+
+        if not (args.verdict or args.json):
+            for line in report(g):
+                print(line)
+            print(flush=True)
+        verdict = judge(g, measure=not args.quick)
+        if args.json:
+            import json
+
+            print(json.dumps(verdict.as_dict()))
+        else:
+            for line in verdict_lines(verdict):
+                print(line)
+        if not args.check or g.missing:
+            return 0 if verdict.runs else 1
         bad = 0
         for line, is_bad in check(g):
             bad += is_bad
-            print(line)
-        return 1 if bad else 0
+            print(line, file=sys.stderr if args.json else sys.stdout)
+        return 1 if bad or not verdict.runs else 0
 
 
 def _find(name: str) -> str:
@@ -75,6 +97,17 @@ def report(g: GGUF) -> Iterator[str]:
         for t in g.tensors.values())], right=(3, 4, 5), drop=() if len(g.files) > 1 else (4,))
     yield ""
     yield from _table([("type", "tensors", "weights", "bytes", "bits per weight"), *totals(g)], right=(1, 2, 3, 4))
+
+
+def verdict_lines(v) -> Iterator[str]:
+    """What was found, a line each, and the verdict."""
+    yield from _table([(f.what, {"ok": ""}.get(f.state, f.state), f.text) for f in v.findings])
+    speed = f", at about {v.generation:.2g} tokens/s" if v.generation is not None and v.generation < 10 else (
+        f", at about {v.generation:.0f} tokens/s" if v.generation is not None else "")
+    if not v.runs:
+        yield "verdict: does not run here: " + "; ".join(dict.fromkeys(f.what for f in v.findings if f.state == "no"))
+    else:
+        yield "verdict: runs here" + ("" if v.well else ", but slowly") + speed
 
 
 def totals(g: GGUF) -> list[tuple[str, str, str, str, str]]:
