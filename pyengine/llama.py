@@ -100,10 +100,12 @@ class Llama:
                 max_seqs=max_seqs, max_tokens=n_batch, max_wanted=max(n_wanted or 32, max_seqs), kv_type=kv_type,
                 isa=isa, fuse=fuse, tuned=self.tuned))
             self._program = self.memory.program
+            from . import tokenizer
             from .engine import Engine
             from .speculate import Lookups
             from .stream import EngineThread
 
+            self.tokenizer = tokenizer.load(self._gguf)      # its kind is checked; what encodes is built on first use
             if mlock:
                 self._lock_weights()
             if small is not None:
@@ -123,7 +125,6 @@ class Llama:
         self._thread = EngineThread(engine, max_queue=max_queue)
         self._close = weakref.finalize(self, _close, self._thread, self._gguf)
         self._lock = threading.RLock()
-        self._tokenizer = None
         self._templates = self._scratch = self._grammars = None
         if prefix_file is not None and os.path.exists(prefix_file):
             from .session import read_prefix
@@ -307,17 +308,6 @@ class Llama:
     @property
     def n_vocab(self) -> int:
         return self.tokenizer.n_vocab
-
-    @property
-    def tokenizer(self):
-        """Built on first use: a model is opened without reading its vocabulary."""
-        if self._tokenizer is None:
-            with self._lock:
-                if self._tokenizer is None:
-                    from . import tokenizer
-
-                    self._tokenizer = tokenizer.load(self._gguf)
-        return self._tokenizer
 
     @property
     def has_chat_template(self) -> bool:

@@ -140,7 +140,7 @@ class MappedFile:
         dropped from the page cache came in 880 to 1190 ms, so in 530 to 660. Pins nothing; ends with the file.
         Does nothing, in 0.1 ms, where the file is in memory or the system cannot say.
         """
-        if self._fd < 0 or not hasattr(os, "posix_fadvise") or not self._is_cold():
+        if self._fd < 0 or not hasattr(os, "posix_fadvise") or self.in_memory() is not False:
             return None
         try:
             fd = os.dup(self._fd)
@@ -150,19 +150,19 @@ class MappedFile:
         thread.start()
         return thread
 
-    def _is_cold(self) -> bool:
-        """Is any of a few bytes all over the file not in memory?"""
+    def in_memory(self) -> bool | None:
+        """Are a few bytes all over the file in memory? None: the system does not say."""
         flag = getattr(os, "RWF_NOWAIT", None)
-        if flag is None or not hasattr(os, "preadv"):
-            return False
+        if self._fd < 0 or flag is None or not hasattr(os, "preadv"):
+            return None
         try:
             for i in range(_PROBES):
                 os.preadv(self._fd, [bytearray(1)], self.size * i // _PROBES, flag)
         except BlockingIOError:
-            return True
+            return False
         except OSError:  # a file system that does not know the flag
-            pass
-        return False
+            return None
+        return True
 
     def _ahead(self, fd: int) -> None:
         try:

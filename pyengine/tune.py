@@ -234,14 +234,14 @@ class Bench:
     so a row is measured in the place where it will stand. place(program) may put its weights elsewhere before it is opened
     (verdict.py). A context manager."""
 
-    def __init__(self, gguf, layers, isa, n_threads, choices=None, place=None):
+    def __init__(self, gguf, layers, isa, n_threads, choices=None, place=None, n_ctx=N_CTX):
         from . import plan
 
-        self.program = plan.compile(gguf, n_ctx=N_CTX, max_seqs=1, max_tokens=N_CTX, isa=isa, layers=layers,
+        self.program = plan.compile(gguf, n_ctx=n_ctx, max_seqs=1, max_tokens=n_ctx, isa=isa, layers=layers,
                                     tuned=None if choices is None else _Forced(choices))
         if place is not None:
             place(self.program)
-        pages = -(-N_CTX // 64)
+        pages = -(-n_ctx // 64)
         self.tables = (tuple(range(pages)),) * len(self.program.groups)
         try:
             self.program.open([pages] * len(self.program.groups), n_threads, profile=True, cpus=machine.binding(n_threads))

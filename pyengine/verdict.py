@@ -1,12 +1,14 @@
-"""Whether and how well a GGUF file will run here, said before it is loaded: judge() and predict(). Reads the header only.
+"""Whether and how well a GGUF file will run here, said before it is loaded: judge() and predict().
 
 Everything is asked of what would load it (arch, plan, tokenizer, chat, fit), so the verdict cannot say otherwise; what is
 wrong is a Finding each, not only the first. The speed is measured for about half a second: the compiled program runs some
-of its layers over memory filled with made-up weights of the file's own shapes and types, as large as it takes to come
-from memory and not from a cache. So a file whose weights are not there, or not in memory, is judged too.
+of its layers, as many as it takes to come from memory and not from a cache. Where the file is in memory already, it is
+measured where it lies; else over made-up weights of its shapes and types, so that no disk is waited for and a file whose
+weights are not there is judged too.
 
 No printing (cli/inspect.py). Imported by cli. Imports arch, plan, tune, fit, machine, tokenizer, chat, native, gguf.
 """
+import contextlib
 import dataclasses
 import mmap
 import statistics
@@ -17,7 +19,7 @@ from . import fit, machine, plan, tune
 from .arch import module_for
 from .errors import MemoryBudgetError, PyengineError, quoted
 from .native import TIERS, address_of, isa_mask, rows
-from .plan.graph import Weight
+from .plan.graph import NO_MATRIX, Weight
 from .plan.program import PRIVATE
 
 RUNS, SLOW, NO, NOTE = "ok", "slow", "no", "note"
@@ -26,6 +28,7 @@ MEASURE_BYTES = 1 << 27      # read by a step that is timed, at least, and more 
 MOST_BYTES = 3 << 29         # for weights of which one layer or the head is larger, nothing is measured
 MEASURE_SECONDS = 0.25       # each for generation and for a prompt
 SAMPLES = 15                 # at most
+N_PROMPT = 256               # rows of a prompt's step: what unpacks weights costs the more the fewer there are (IQ4_XS: 30 % at 128)
 TOKEN_SECONDS = 150e-6       # of a token beside its step: scheduling, sampling, text (SmolLM2, 49,152 tokens of vocabulary)
 
 # Bytes of made-up weights. Any two are a half float of about 1, any four a float from 0.008 to 0.13, with signs; as quants
@@ -68,9 +71,17 @@ def judge(gguf, *, measure=True, free=None, isa=None) -> Verdict:
     found, program, n_ctx, speed = [], None, None, (None, None)
     found += _file(gguf)
     supported = _architecture(gguf, found)
-    known = _weights(gguf, isa, found)
-    if supported and known and gguf.tensors:
-        program = _program(_Header(gguf) if gguf.missing else gguf, free, isa, found)
+    weights = list(_weights(gguf, isa))
+    header = _Header(gguf) if gguf.missing else gguf
+    if supported and gguf.tensors:
+        program, said = _program(header, free, isa)
+        if program is not None:              # what no product needs may be of any type
+            weights = [f for f in weights if f.state != NO]
+        elif any(f.state == NO for f in weights):
+            said = [f for f in said if f.what != "model"]     # it speaks of the first of these
+    else:
+        said = []
+    found += [*weights, *said]
     tokenizer = _tokenizer(gguf, found)
     _chat(gguf, tokenizer, found)
     size = None
@@ -78,8 +89,11 @@ def judge(gguf, *, measure=True, free=None, isa=None) -> Verdict:
         n_ctx, size = program.n_ctx, sum(w.tensor.nbytes for i in program.instrs for w in tune.matrices(i))
         resident = not any(f.what == "memory" and f.state == SLOW for f in found)
         if measure and resident and not any(f.state == NO and f.what != "file" for f in found):
-            speed, said = predict(_Header(gguf) if gguf.missing else gguf, free=free, isa=isa)
-            found.append(said)
+            try:
+                speed, how = predict(header, free=free, isa=isa)
+            except (OSError, MemoryError) as e:      # no memory, no thread: it may load all the same
+                how = Finding("speed", NOTE, f"not predicted: {e}")
+            found.append(how)
     return Verdict(found, n_ctx, size, *speed)
 
 
@@ -110,7 +124,7 @@ def tier_of(isa: int) -> str:
     return min((name for name, bits in TIERS.items() if bits & isa == isa), key=lambda name: TIERS[name].bit_count())
 
 
-def _weights(gguf, isa, found) -> bool:
+def _weights(gguf, isa):
     """Kernels for every type of matrix in the file, and the tier they are of on this CPU."""
     mask, by_type = isa_mask(isa), {}
     for t in gguf.tensors.values():
@@ -118,48 +132,37 @@ def _weights(gguf, isa, found) -> bool:
             entry = by_type.setdefault((t.type, t.type_name), [0, 0])
             entry[0] += 1
             entry[1] += t.nbytes
-    able, usual, complete = [], 0, True
+    here = [r for r in rows() if r.isa & mask == r.isa]
+    able = []
     for (kind, name), (n, nbytes) in sorted(by_type.items(), key=lambda item: -item[1][1]):
-        mine = [r for r in rows() if r.wtype == kind]
-        best = [max((r.isa & mask for r in mine if r.isa & mask == r.isa and r.n_min <= count <= r.n_max), default=None) for count in (1, 512)]
+        what = f"{n} tensors of type {name} ({fit.size(nbytes)})"
+        best = [max((r.isa for r in here if r.wtype == kind and r.n_min <= count <= r.n_max), default=None) for count in (1, 512)]
         if None in best:
-            complete = False
-            why = "there are none" if not mine else "this CPU or PYENGINE_ISA has not their instructions"
-            found.append(Finding("weights", NO, f"{n} tensors of type {name} ({fit.size(nbytes)}), for which this build has no kernels here: {why}"))
+            yield Finding("weights", NO, f"{what}: {NO_MATRIX.get(name, 'this build has no kernels for them; the model in another type will run')}")
             continue
-        able.append((name, n, nbytes, best))
-        usual = max(usual, *best)
-    widest = max((r.isa & mask for r in rows() if r.isa & mask == r.isa), default=0)
-    for name, n, nbytes, best in able:
-        if not min(best) and widest:
+        able.append(f"{name} ({n}, {tier_of(max(best))})")
+        if not min(best) and any(r.isa for r in here):
             for_what = "" if not max(best) else " for generation" if not best[0] else " for prompts"
-            found.append(Finding("weights", SLOW, f"{n} tensors of type {name} ({fit.size(nbytes)}) have the plain scalar kernel only{for_what}: "
-                                                  f"several times slower than types with kernels of their own"))
+            yield Finding("weights", SLOW, f"{what} have the plain scalar kernel only{for_what}, several times slower than others")
     if able:
-        found.append(Finding("weights", RUNS, ", ".join(f"{name} ({n}, {tier_of(max(best))})" for name, n, _, best in able)))
-    return complete
+        yield Finding("weights", RUNS, ", ".join(able))
 
 
-def _program(gguf, free, isa, found):
-    """The program as Llama would load it, or None."""
-    threads = machine.threads()
+def _program(gguf, free, isa):
+    """(the program as Llama would load it, or None; findings)"""
     try:
-        got = fit.decide(gguf, n_threads=max(machine.room_to_grow(threads)), free=free, max_seqs=4, max_tokens=512, max_wanted=32, isa=isa)
+        got = fit.decide(gguf, n_threads=max(machine.room_to_grow(machine.threads())), free=free, max_seqs=4, max_tokens=512, max_wanted=32, isa=isa)
     except MemoryBudgetError as e:
-        found.append(Finding("memory", NO, str(e)))
-        return None
+        return None, [Finding("memory", NO, str(e))]
     except PyengineError as e:
-        found.append(Finding("model", NO, str(e)))
-        return None
+        return None, [Finding("model", NO, str(e))]
     program, trained = got.program, got.program.hp.n_ctx_train
     text = f"{fit.size(got.weights)} of weights and {fit.size(got.own)} of its own" + (f", of {fit.size(free)} available" if free is not None else "")
     context = f"n_ctx {program.n_ctx}" + (f" (trained for {trained})" if program.n_ctx < trained else "")
     if got.resident:
-        found.append(Finding("memory", RUNS, f"{text}: fits with {context}"))
-    else:
-        found.append(Finding("memory", SLOW, f"{text}: the weights do not stay in memory, and parts of the file are read again for every token, at the "
-                                             f"speed of the disk; {context}. pyengine-cli fit says what would fit"))
-    return program
+        return program, [Finding("memory", RUNS, f"{text}: fits with {context}")]
+    return program, [Finding("memory", SLOW, f"{text}: the weights do not stay in memory, and parts of the file are read again for every token, at the "
+                                             f"speed of the disk; {context}. pyengine-cli fit says what would fit")]
 
 
 def _tokenizer(gguf, found):
@@ -208,8 +211,12 @@ class _Whole:
     def __init__(self, file, missing: int):
         self.path, self.size, self.buffer = file.path, file.size + missing, self
 
+    def in_memory(self) -> bool:
+        return False
+
     def __getitem__(self, part: slice) -> bytes:
-        return b"\x00\x00\x80\x3f" * ((part.stop - part.start) // 4)
+        n = part.stop - part.start
+        return (b"\x00\x00\x80\x3f" * (n // 4 + 1))[:n]
 
 
 class _Header:
@@ -244,7 +251,7 @@ class _MadeUp:
                     continue
                 places[w.name] = at
                 at += -(-w.tensor.nbytes // 4096) * 4096 + 64    # no two at one distance from the start of a page
-        self.filled, self.size, self._places = at, max(at, most, 1), places
+        self.filled, self.size, self._places, self._memory = at, max(at, most, 1), places, None
         self.files = [self]
 
     def fill(self) -> None:
@@ -253,6 +260,9 @@ class _MadeUp:
         draw = random.Random(1)
         block = bytes(draw.choice(BYTES) for _ in range(PERIOD)) * 128
         self._memory = mmap.mmap(-1, self.size, **PRIVATE)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):                 # a file's pages are small: a 1B model generates up to 30 % slower than from huge ones
+            with contextlib.suppress(OSError):
+                self._memory.madvise(mmap.MADV_NOHUGEPAGE)
         for at in range(0, self.filled, len(block)):
             self._memory[at : min(at + len(block), self.filled)] = block[: self.filled - at]
         self.address = address_of(self._memory)
@@ -273,30 +283,37 @@ class _MadeUp:
         pass
 
     def close(self) -> None:
-        self._memory.close()
+        if self._memory is not None:
+            self._memory.close()
 
 
 def predict(gguf, *, free=None, isa=None):
-    """((tokens/s of generation, of a prompt), the Finding): some layers of the program timed over made-up weights, the rest of
-    the model counted by bytes of each type and shape. (None, None) with the reason where there is no memory for that."""
+    """((tokens/s of generation, of a prompt), the Finding): some layers of the program timed, the rest of the model counted by
+    bytes of each type and shape. (None, None) with the reason where there is no memory for made-up weights.
+
+    Both agree but for what the system does with a file's pages: on a virtual machine whose memory was fragmented, a file
+    of 740 MB gave 29 tokens/s, and a private copy of it 36, as made-up weights do."""
     tuned = tune.load(isa)
     threads = tuned.threads(gguf) or machine.threads()
     layers, _ = tune.measured_layers(gguf, isa, MEASURE_BYTES)
-    whole = plan.compile(gguf, n_ctx=tune.N_CTX, max_seqs=1, max_tokens=tune.N_CTX, isa=isa)
-    memory = _MadeUp(plan.compile(gguf, n_ctx=tune.N_CTX, max_seqs=1, max_tokens=tune.N_CTX, isa=isa, layers=layers))
+    whole = plan.compile(gguf, n_ctx=N_PROMPT, max_seqs=1, max_tokens=N_PROMPT, isa=isa)
     all_bytes = _bytes_by_shape(whole)
     size = sum(all_bytes.values())
-    if memory.size > MOST_BYTES or free is not None and memory.size > fit.usable(free) // 2:
-        return (None, None), Finding("speed", NOTE, f"not predicted: measuring takes {fit.size(memory.size)} of memory; a token reads {fit.size(size)} of weights")
-    memory.fill()
-    try:
+    with contextlib.ExitStack() as stack:
+        place = None
+        if not all(f.in_memory() for f in gguf.files):
+            memory = _MadeUp(plan.compile(gguf, n_ctx=N_PROMPT, max_seqs=1, max_tokens=N_PROMPT, isa=isa, layers=layers))
+            if memory.size > MOST_BYTES or free is not None and memory.size > fit.usable(free) // 2:
+                return (None, None), Finding("speed", NOTE, f"not predicted: measuring takes {fit.size(memory.size)} of memory; "
+                                                            f"a token reads {fit.size(size)} of weights")
+            stack.callback(memory.close)
+            memory.fill()
+            place = memory.place
         out = []
-        for n, t in ((1, threads[0]), (tune.N_CTX, threads[1])):
-            with tune.Bench(gguf, layers, isa, t, tuned.shapes or None, memory.place) as bench:
+        for n, t in ((1, threads[0]), (N_PROMPT, threads[1])):
+            with tune.Bench(gguf, layers, isa, t, tuned.shapes or None, place, N_PROMPT) as bench:
                 out.append(_seconds(bench, n, all_bytes))
-    finally:
-        memory.close()
-    generation, prompt = 1 / (out[0] + TOKEN_SECONDS), tune.N_CTX / out[1]
+    generation, prompt = 1 / (out[0] + TOKEN_SECONDS), N_PROMPT / out[1]
     return (generation, prompt), Finding("speed", RUNS, f"about {_round(generation)} tokens/s of generation, each reading {fit.size(size)} of weights at "
                                                         f"{size / out[0] / 1e9:.1f} GB/s, and {_round(prompt)} tokens/s of prompts; "
                                                         f"{threads[0]} threads ({threads[1]} for prompts)")
