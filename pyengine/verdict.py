@@ -29,7 +29,6 @@ MOST_BYTES = 3 << 29         # for weights of which one layer or the head is lar
 MEASURE_SECONDS = 0.25       # each for generation and for a prompt
 SAMPLES = 15                 # at most
 N_PROMPT = 256               # rows of a prompt's step: what unpacks weights costs the more the fewer there are (IQ4_XS: 30 % at 128)
-TOKEN_SECONDS = 150e-6       # of a token beside its step: scheduling, sampling, text (SmolLM2, 49,152 tokens of vocabulary)
 
 # Bytes of made-up weights. Any two are a half float of about 1, any four a float from 0.008 to 0.13, with signs; as quants
 # and sub-scales they are as good as others. So nothing is subnormal, and sums neither vanish nor overflow.
@@ -313,7 +312,7 @@ def predict(gguf, *, free=None, isa=None):
         for n, t in ((1, threads[0]), (N_PROMPT, threads[1])):
             with tune.Bench(gguf, layers, isa, t, tuned.shapes or None, place, N_PROMPT) as bench:
                 out.append(_seconds(bench, n, all_bytes))
-    generation, prompt = 1 / (out[0] + TOKEN_SECONDS), N_PROMPT / out[1]
+    generation, prompt = 1 / out[0], N_PROMPT / out[1]       # scheduling and sampling take what time stamps and waking took here
     return (generation, prompt), Finding("speed", RUNS, f"about {_round(generation)} tokens/s of generation, each reading {fit.size(size)} of weights at "
                                                         f"{size / out[0] / 1e9:.1f} GB/s, and {_round(prompt)} tokens/s of prompts; "
                                                         f"{threads[0]} threads ({threads[1]} for prompts)")
