@@ -101,16 +101,22 @@ def plot(found, path: str) -> None:
         timed = all(rate is not None for rate in rates)
         colours = dict(c=rates, cmap="viridis") if timed else {}
         dots = axes.scatter([m.size / 1e6 for m in models], [m.kl for m in models], s=45, zorder=3, **colours)
-        for m, name in zip(models, names):
-            axes.annotate(name, (m.size / 1e6, m.kl), xytext=(5, 4), textcoords="offset points")
-        if all(m.kl > 0 for m in models):
+        away = [m.kl for m in models if m.kl > 0]
+        if len(away) == len(models):
             axes.set_yscale("log")
+        elif away:                           # a file of the same weights lies at 0
+            axes.set_yscale("symlog", linthresh=min(away))
         axes.margins(x=0.12, y=0.1)
         axes.set_xlabel("size, MB")
         axes.set_ylabel(f"mean KL to {found.reference.name}, nats")
         axes.grid(alpha=0.3)
         if timed:
             figure.colorbar(dots, label="generation, tokens/s")
+        figure.canvas.draw()                 # the layout is known from here on
+        spots = axes.transData.transform([(m.size / 1e6, m.kl) for m in models])
+        for i, (m, name, (x, y)) in enumerate(zip(models, names, spots)):
+            crowded = any((0, i) < (other - x, j) and other - x < 60 and abs(at - y) < 25 for j, (other, at) in enumerate(spots) if j != i)
+            axes.annotate(name, (m.size / 1e6, m.kl), xytext=(-5 if crowded else 5, 4), textcoords="offset points", ha="right" if crowded else "left")
         figure.savefig(path, metadata={"Date": None} if path.lower().endswith(".svg") else None, dpi=150)
         pyplot.close(figure)
 
