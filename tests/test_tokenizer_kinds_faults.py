@@ -228,6 +228,18 @@ def test_padding_is_never_sampled(tmp_path, kind):
             assert len(c.tokens) == 12 and max(c.tokens) < n
 
 
+def test_fewer_rows_than_tokens_are_refused(tmp_path):  # 66
+    keys, n = world_keys()
+    with pytest.raises(GGUFError, match="token"):
+        with Llama(model(tmp_path / "m.gguf", list(keys.values()), n - 3)) as llm:
+            llm.generate("a", max_tokens=1)
+
+
+def test_as_many_ids_as_bytes(world, plamo):  # 75: out has room for one id per byte, and no text makes more
+    raw = bytes(range(128, 256)) * 400
+    assert len(world.encode(raw)) == len(plamo.encode(raw)) == len(raw)
+
+
 def test_padding_is_only_what_stands_at_the_end(make):
     n = len(WORDPIECE)
     for last, types, expected in (([f"[PAD{n}]", "▁x"], [5, 1], n + 2), ([f"[PAD{n}]"], [1], n + 1), ([f"[PAD{n + 1}]"], [5], n + 1),

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Fuzzes the GGUF header scanner with libFuzzer under ASan and UBSan.
+# Fuzzes the GGUF header scanner with libFuzzer under ASan and UBSan, then, a hundredth as often, the tokenizers without
+# merges, whose runs are longer.
 #
 #   tools/fuzz.sh [RUNS]      RUNS executions, default 20000000, shared among the cores
 #
@@ -24,10 +25,11 @@ fi
 python=python3
 if [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
 
-mkdir -p "$out/corpus" "$out/seeds"
-"$CLANG" -std=gnu11 -O2 -g -Wall -fno-omit-frame-pointer -Icsrc -DPE_GGUF_FIRST_READ=64 \
-  -fsanitize=fuzzer,address,undefined,integer -fno-sanitize=unsigned-integer-overflow,unsigned-shift-base,implicit-conversion \
-  -fno-sanitize-recover=all -o "$out/fuzz_gguf" tests/fuzz/fuzz_gguf.c csrc/gguf.c csrc/types.c
+mkdir -p "$out/corpus" "$out/seeds" "$out/corpus-tokens"
+flags="-std=gnu11 -O2 -g -Wall -fno-omit-frame-pointer -Icsrc -fsanitize=fuzzer,address,undefined,integer
+  -fno-sanitize=unsigned-integer-overflow,unsigned-shift-base,implicit-conversion -fno-sanitize-recover=all"
+"$CLANG" $flags -DPE_GGUF_FIRST_READ=64 -o "$out/fuzz_gguf" tests/fuzz/fuzz_gguf.c csrc/gguf.c csrc/types.c
+"$CLANG" $flags -o "$out/fuzz_tokens" tests/fuzz/fuzz_tokens.c csrc/trie.c csrc/longest.c csrc/unigram.c
 "$python" tests/faults_gguf.py "$out/seeds"
 
 # One process per core, each its share; every one writes what it finds into the common corpus.
@@ -40,6 +42,8 @@ for i in $(seq "$jobs"); do
 done
 bad=0
 for p in $pids; do wait "$p" || bad=1; done
+"$out/fuzz_tokens" -runs=$((runs / 100)) -seed=1 -max_len=2048 -timeout=10 -rss_limit_mb=1024 -artifact_prefix="$out/" \
+  "$out/corpus-tokens" >"$out/log-tokens" 2>&1 || bad=1
 total=0
 for i in $(seq "$jobs"); do
   n=$(sed -n 's/^stat::number_of_executed_units: *//p' "$out/log-$i")
