@@ -373,6 +373,35 @@ def test_special_tokens_of_plamo(plamo):
     assert plamo.encode("\ufeff\ufeff") == [4 + b for b in "\ufeff".encode()]
 
 
+# --- Gemma 4's kind -------------------------------------------------------------------------------------------------------
+
+
+def test_gemma4_is_bpe_of_characters(make):
+    from test_tokenizer_llama import character_vocabulary
+
+    same = dict(enumerate(character_vocabulary("gemma4")))
+    named = same | {0: kv(T + "model", STRING, "gemma4"), 1: kv(T + "pre", STRING, "whatever")}
+    t, u = make(named), make(same)
+    assert (t.model, t.pre, t.add_bos) == ("gemma4", "gemma4", True)
+    for text in ("hello the  World", "\n\n\n", "é🦙 漢字\x07", "ab\ufffd", ""):
+        assert t.encode(text) == u.encode(text) and t.encode(text)[0] == t.bos
+        assert t.decode(t.encode(text)) == text == u.decode(u.encode(text))
+    assert t.piece(1 + 0x41) == b"A" and b" t" in {t.piece(i) for i in t.encode("the the")}
+    with pytest.warns(UserWarning, match="add_bos_token: found false"):
+        assert make(named | {"add": kv(T + "add_bos_token", BOOL, 0)}).encode("a")[0] == t.bos
+
+
+def test_docs_name_every_kind_and_rule():
+    from pathlib import Path
+
+    from pyengine.tokenizer.pre import RULES
+
+    doc = (Path(__file__).parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
+    names = doc[doc.index("<!-- pre -->"):doc.index("<!-- end -->", doc.index("<!-- pre -->"))]
+    assert names.split()[3:] == ", ".join(f"`{name}`" for name in sorted(RULES)).split()
+    assert all(f"\n| `{model}` |" in doc for model in tokenizer.MODELS)
+
+
 # --- blanks beside added tokens ------------------------------------------------------------------
 
 

@@ -8,19 +8,21 @@ U+FFFD.
 Imports errors and native only. May be imported by llama, stream, chat's callers, serve, cli and compat.
 """
 import threading
+import warnings
 
 from ..errors import TokenizerError, UnsupportedError
 from . import bpe, plamo, rwkv, spm, ugm, wpm
 from .control import ControlTokens
 from .decode import Decoder
-from .pre import ADDS_BOS
+from .pre import ADDS_BOS, OF_CHARACTERS
 from .vocab import BYTE, BYTE_NAMES, CONTROL, KINDS, UNKNOWN, USER_DEFINED, Vocabulary, strips
 
 __all__ = ["MODELS", "Tokenizer", "load"]
 
-MODELS = {"llama": "sentencepiece", "gpt2": "byte-level BPE", "bert": "WordPiece", "t5": "unigram", "rwkv": "RWKV world",
-          "plamo2": "PLaMo-2"}
-_SURFACES = {"llama": spm, "gpt2": bpe, "bert": spm, "t5": spm, "rwkv": rwkv, "plamo2": plamo}  # whose surface() holds
+MODELS = {"llama": "sentencepiece", "gpt2": "byte-level BPE", "gemma4": "BPE of characters", "bert": "WordPiece",
+          "t5": "unigram", "rwkv": "RWKV world", "plamo2": "PLaMo-2"}
+_BPE = ("gpt2", "gemma4")
+_SURFACES = {"llama": spm, "bert": spm, "t5": spm, "rwkv": rwkv, "plamo2": plamo}  # whose surface() holds
 _NONE = ("none", "no_vocab")  # what converters write for models without a vocabulary
 
 
@@ -50,7 +52,7 @@ class Tokenizer:
         vocabulary.take_usual_ids(model)
         for name, value in vocabulary.ids.items():
             setattr(self, name, value)
-        self.pre = bpe.pre_tokenizer_name(gguf) if model == "gpt2" else None
+        self.pre = bpe.pre_tokenizer_name(gguf) if model == "gpt2" else model if model == "gemma4" else None
         prefix = model == "llama"
         if model in ("llama", "t5"):
             prefix = gguf.get_bool("tokenizer.ggml.add_space_prefix", default=prefix)
@@ -58,6 +60,10 @@ class Tokenizer:
         self.add_bos = self._adds("add_bos_token", "bos", model in ("llama", "bert") or self.pre in ADDS_BOS)
         self.add_eos = self._adds("add_eos_token", "eos", model == "t5")
         self.add_sep = self._adds("add_sep_token", "sep", model == "bert")
+        if self.pre == "gemma4" and not self.add_bos and self.bos is not None:
+            warnings.warn("tokenizer.ggml.add_bos_token: found false, as early conversions of Gemma 4 say; a text begins with "
+                          "the beginning-of-sequence token all the same", stacklevel=4)
+            self.add_bos = True
         self.closing = self.eos
         if model == "bert":
             self.add_eos, self.closing = self.add_sep, self.sep
@@ -84,7 +90,7 @@ class Tokenizer:
             if self._model is None:
                 self._find_added()
                 vocabulary, gguf = self._vocabulary, self._gguf
-                if self.model == "gpt2":
+                if self.model in _BPE:
                     self._model = bpe.ByteLevelBPE(vocabulary, gguf, self.pre)
                 elif self.model == "llama":
                     self._model = spm.SentencePiece(vocabulary, self.add_space_prefix)
@@ -99,7 +105,7 @@ class Tokenizer:
     def _find_added(self):
         """User-defined tokens, where the kind's own file does not find them, or not those that take blanks with them."""
         self._added = None
-        if self.model == "gpt2" or self.model == "llama" and self._rstrip is None:
+        if self.model in _BPE or self.model == "llama" and self._rstrip is None:
             return
         texts = self._texts((USER_DEFINED,))
         if texts:
@@ -216,7 +222,8 @@ class Tokenizer:
                 value = BYTE_NAMES.get(text)
                 piece = text if value is None else bytes((value,))
             else:
-                piece = _SURFACES[self.model].surface(self._vocabulary, token)
+                piece = (bpe.surface(self._vocabulary, token, self.pre in OF_CHARACTERS) if self.model in _BPE
+                         else _SURFACES[self.model].surface(self._vocabulary, token))
             self._pieces[token] = piece
         if not special and not self.is_text(token):
             return b""
