@@ -216,7 +216,7 @@ def test_padding_is_never_sampled(tmp_path, kind):
     else:
         n = len(BPE_TOKENS)
         keys = bpe_keys([*BPE_TOKENS, f"[PAD{n}]", f"[PAD{n + 1}]"], [*BPE_TYPES, 5, 5])
-    path = model(tmp_path / "m.gguf", list(keys.values()), n + 10)
+    path = model(tmp_path / "m.gguf", list(keys.values()), rows=n + 10)
     with Llama(path) as llm:
         assert llm.tokenizer.n_sampled == n and llm.n_vocab == (n if kind == "plamo2" else n + 2)
 
@@ -231,7 +231,7 @@ def test_padding_is_never_sampled(tmp_path, kind):
 def test_fewer_rows_than_tokens_are_refused(tmp_path):  # 66
     keys, n = world_keys()
     with pytest.raises(GGUFError, match="token"):
-        with Llama(model(tmp_path / "m.gguf", list(keys.values()), n - 3)) as llm:
+        with Llama(model(tmp_path / "m.gguf", list(keys.values()), rows=n - 3)) as llm:
             llm.generate("a", max_tokens=1)
 
 
@@ -307,10 +307,10 @@ def check_llama(tmp_path, kind, n, seed):
 
         path = wrap(VOCAB / "ggml-vocab-bert-bge.gguf", tmp_path)
     else:
-        keys, size = {"t5": lambda: unigram_keys(more=[("{x}", 0.0, 4), ("{y}", -1000.0, 4), ("<z>", 0.0, 3)]),
+        keys, _ = {"t5": lambda: unigram_keys(more=[("{x}", 0.0, 4), ("{y}", -1000.0, 4), ("<z>", 0.0, 3)]),
                       "bare": lambda: unigram_keys(merge=False, prefix=False, rule="identity"),
                       "rwkv": world_keys, "plamo2": plamo_keys}[kind]()
-        path = model(tmp_path / f"{kind}.gguf", list(keys.values()), size)
+        path = model(tmp_path / f"{kind}.gguf", list(keys.values()))
     t = tokenizer.load(GGUF(path))
     # llama.cpp makes control and padding tokens of texts that look like them in these two, asked for or not
     never = ("<s>", "<|plamo:") if kind in ("rwkv", "plamo2") else ()

@@ -53,10 +53,12 @@ def _skip(raw, at, kind):
     return at
 
 
-def model(path, tokenizer, name="vocabulary"):
-    """Writes a one-layer llama model around ready-made tokenizer entries; embedding and head are one tensor."""
+def model(path, tokenizer, name="vocabulary", rows=None):
+    """Writes a one-layer llama model around ready-made tokenizer entries; embedding and head are one tensor, of a row for each
+    token or so many rows."""
     tokens = b"tokenizer.ggml.tokens"
     (n_tokens,) = (struct.unpack_from("<Q", e, 16 + len(tokens))[0] for e in tokenizer if e[8:8 + len(tokens)] == tokens)
+    n_tokens = n_tokens if rows is None else rows
     a, f16 = "llama.", 1
     keys = [kv("general.architecture", STRING, "llama"), kv("general.name", STRING, name)]
     for key, value in (("context_length", 512), ("embedding_length", WIDTH), ("block_count", 1), ("vocab_size", n_tokens),
