@@ -1,6 +1,8 @@
 """Whether and how well a file will run: nothing that would fail passes, what is said of a good one is so, nothing crashes."""
 import dataclasses
 import json
+import random
+import warnings
 
 import numpy as np
 import pytest
@@ -169,6 +171,33 @@ def test_hostile_files_are_judged_or_refused(tmp_path):
     assert refused > 5
 
 
+def test_the_verdict_is_what_a_load_comes_to(good, tmp_path):
+    """Headers with a byte or two changed: judged or refused, and where judged, as Llama finds it."""
+    draw, path, agreed = random.Random(7), tmp_path / "m.gguf", {True: 0, False: 0}
+    whole = good.read_bytes()
+    head = whole.index(b"token_embd") + 1500
+    for _ in range(120):
+        raw = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 2))):
+            raw[draw.randrange(8, head)] = draw.randrange(256)
+        path.write_bytes(raw)
+        try:
+            v, found = of(path)
+        except PyengineError:
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with Llama(path, n_threads=1) as llm:
+                    llm.tokenizer.encode("")
+            opened = True
+        except PyengineError:
+            opened = False
+        assert v.runs == opened, found
+        agreed[opened] += 1
+    assert min(agreed.values()) > 3
+
+
 @pytest.mark.parametrize("keys", [
     {"llama.embedding_length": 2**31}, {"llama.attention.head_count": 0}, {"llama.rope.freq_base": float("nan")}, {"llama.context_length": 2**31 - 1},
     {"llama.vocab_size": 7}, {"llama.block_count": Typed("UINT64", 2**63)}, {"tokenizer.ggml.token_type": [1]}, {"tokenizer.chat_template": 5},
@@ -208,8 +237,6 @@ def test_command(good, capsys, tmp_path):
 
 def test_made_up_weights_are_ordinary_numbers():
     """Of every type, finite and far from subnormal, so that they cost what real ones do."""
-    import random
-
     draw = random.Random(1)
     raw = bytes(draw.choice(verdict.BYTES) for _ in range(16384))
     for t in quants.TYPES.values():
