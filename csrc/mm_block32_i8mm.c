@@ -23,20 +23,25 @@ INLINE void twice(float32x4_t to[2], float32x4_t d) {
 }
 
 INLINE void fill_panel(int T, panel *p, const rows8 *r, int64_t b0, int n, int64_t ahead) {
-  for (int b = 0; b < n; b++) {
-    int64_t off = (b0 + b) * BYTES(T);
+  const int parts = PARTS(T);
+  for (int b = 0; b < n; b += parts) {
+    int64_t off = AT(T, b0 + b);
     PE_UNROLL
     for (int v = 0; v < 2; v++) {
-      int8x16_t w[8];
-      float32x4_t d, m;
       if ((off & 63) < BYTES(T)) pe_prefetch4_at(&r->l[v], off + ahead);
-      unpack(T, &r->l[v], off, w, &d, &m);
-      twice(&p->d[b][2 * v], d);
-      if (AFFINE(T)) twice(&p->m[b][2 * v], m);
       PE_UNROLL
-      for (int k = 0; k < 4; k++) {
-        p->w[b][k][2 * v] = pe_as8(vzip1q_s32(pe_as32(w[2 * k]), pe_as32(w[2 * k + 1])));
-        p->w[b][k][2 * v + 1] = pe_as8(vzip2q_s32(pe_as32(w[2 * k]), pe_as32(w[2 * k + 1])));
+      for (int part = 0; part < parts; part++) {
+        const int i = b + part;
+        int8x16_t w[8];
+        float32x4_t d, m;
+        unpack(T, &r->l[v], off, part, w, &d, &m);
+        twice(&p->d[i][2 * v], d);
+        if (AFFINE(T) || HALVES(T)) twice(&p->m[i][2 * v], m);
+        PE_UNROLL
+        for (int k = 0; k < 4; k++) {
+          p->w[i][k][2 * v] = pe_as8(vzip1q_s32(pe_as32(w[2 * k]), pe_as32(w[2 * k + 1])));
+          p->w[i][k][2 * v + 1] = pe_as8(vzip2q_s32(pe_as32(w[2 * k]), pe_as32(w[2 * k + 1])));
+        }
       }
     }
   }
@@ -61,15 +66,17 @@ INLINE void tile(int T, int NP, const panel *p, const uint8_t *x, int64_t stride
   for (int b = 0; b < n; b++) {
     int32x4_t s[2][4];  /* |s| <= 32*128*127 + 16*4 064 = 585 216 beyond its start */
     PE_UNROLL
-    for (int i = 0; i < NP; i++) {
-      int32x4_t s0 = start(T, 0);
-      if (BIAS(T)) s0 = vreinterpretq_s32_u64(both(xs + 2 * i * stride + 4 * b, next[i], ONE_AND_A_HALF, BIAS(T)));
-      PE_UNROLL
-      for (int j = 0; j < 4; j++) s[i][j] = s0;
-    }
-    PE_UNROLL
     for (int h = 0; h < 2; h++) {
       int8x16_t xx[2][2];
+      const int first = h == 0 || HALVES(T), last = h == 1 || HALVES(T);
+      PE_UNROLL
+      for (int i = 0; i < NP; i++) {
+        if (!first) continue;
+        int32x4_t s0 = start(T, 0);
+        if (BIAS(T)) s0 = vreinterpretq_s32_u64(both(xs + 2 * i * stride + 4 * b, next[i], ONE_AND_A_HALF, BIAS(T)));
+        PE_UNROLL
+        for (int j = 0; j < 4; j++) s[i][j] = s0;
+      }
       PE_UNROLL
       for (int i = 0; i < NP; i++) {
         const uint8_t *at = xq + 2 * i * stride + 32 * b + 16 * h;
@@ -83,16 +90,17 @@ INLINE void tile(int T, int NP, const panel *p, const uint8_t *x, int64_t stride
         for (int i = 0; i < NP; i++)
           PE_UNROLL
           for (int j = 0; j < 4; j++) s[i][j] = vmmlaq_s32(s[i][j], p->w[b][2 * h + k2][j], xx[i][k2]);
-    }
-    PE_UNROLL
-    for (int i = 0; i < NP; i++) {
-      int64_t at = 2 * i * stride + 4 * b;
-      float32x4_t da = vreinterpretq_f32_u64(both(xd + at, next[i], 0, 1)), asum = vdupq_n_f32(0);
-      if (AFFINE(T)) asum = vcvtq_f32_s32(vreinterpretq_s32_u64(both(xs + at, next[i], 0, 1)));
       PE_UNROLL
-      for (int j = 0; j < 4; j++) {
-        acc[i][j] = vfmaq_f32(acc[i][j], vmulq_f32(p->d[b][j], da), as_float(s[i][j]));
-        if (AFFINE(T)) acc[i][j] = vfmaq_f32(acc[i][j], vmulq_f32(p->m[b][j], da), asum);
+      for (int i = 0; i < NP; i++) {
+        if (!last) continue;
+        int64_t at = 2 * i * stride + 4 * b;
+        float32x4_t da = vreinterpretq_f32_u64(both(xd + at, next[i], 0, 1)), asum = vdupq_n_f32(0);
+        if (AFFINE(T)) asum = vcvtq_f32_s32(vreinterpretq_s32_u64(both(xs + at, next[i], 0, 1)));
+        PE_UNROLL
+        for (int j = 0; j < 4; j++) {
+          acc[i][j] = vfmaq_f32(acc[i][j], vmulq_f32(h && HALVES(T) ? p->m[b][j] : p->d[b][j], da), as_float(s[i][j]));
+          if (AFFINE(T)) acc[i][j] = vfmaq_f32(acc[i][j], vmulq_f32(p->m[b][j], da), asum);
+        }
       }
     }
   }
@@ -136,10 +144,14 @@ MANY(PE_Q5_1, q5_1)
 MANY(PE_Q8_0, q8_0)
 MANY(PE_IQ4_NL, iq4_nl)
 MANY(PE_MXFP4, mxfp4)
+MANY(PE_NVFP4, nvfp4)
+MANY(PE_Q1_0, q1_0)
+MANY(PE_Q2_0, q2_0)
 
 const pe_row pe_rows_block32_i8mm[] = {
     MANY_ROW(PE_Q4_0, q4_0), MANY_ROW(PE_Q4_1, q4_1), MANY_ROW(PE_Q5_0, q5_0), MANY_ROW(PE_Q5_1, q5_1),
-    MANY_ROW(PE_Q8_0, q8_0), MANY_ROW(PE_IQ4_NL, iq4_nl), MANY_ROW(PE_MXFP4, mxfp4), {0},
+    MANY_ROW(PE_Q8_0, q8_0), MANY_ROW(PE_IQ4_NL, iq4_nl), MANY_ROW(PE_MXFP4, mxfp4),
+    MANY_ROW(PE_NVFP4, nvfp4), MANY_ROW(PE_Q1_0, q1_0), MANY_ROW(PE_Q2_0, q2_0), {0},
 };
 
 PE_TARGET_END

@@ -2,6 +2,7 @@
  * has no dot product. The bodies are in mm_block32_neon.inl.c. Reached through pe_rows_block32_neon only. */
 #if defined(__aarch64__)
 #include "mm_neon.h"
+#include "mm_block32_neon.h"
 
 /* Bytes that use all eight bits: two products fill int16 (2*128*127 = 32 512), where the nibbles of a
  * block take eight: 8*15*127 = 15 240, five bits 8*16*127 = 16 256, and the sum of two such still fits. */
@@ -9,13 +10,14 @@
 
 enum { TILE = 2 };  /* tokens; four vectors of int16 sums each. Four tokens are no faster, and spill */
 
-/* s[t][v] += the block w[c][v] of eight rows times token t. |s| <= 32*128*127 + 16*4 064 = 585 216
+/* s[t][v] += the block w[c][v] of eight rows (HALVES: four columns of it) times token t. |s| <= 32*128*127 + 16*4 064 = 585 216
  * beyond its start. */
 INLINE void block_sums(int T, int NT, int32x4_t (*s)[2], const int8x16_t (*w)[2], const int8_t *q, int64_t stride) {
   int16x8_t lo[TILE][2], hi[TILE][2];    /* of rows 0 and 1, of rows 2 and 3: four sums each */
   int32x4_t lo2[TILE][2], hi2[TILE][2];  /* their pairs */
+  const int columns = HALVES(T) ? 4 : 8;
   PE_UNROLL
-  for (int c = 0; c < 8; c++)
+  for (int c = 0; c < columns; c++)
     PE_UNROLL
     for (int t = 0; t < NT; t++) {
       int8x16_t x = pe_as8(vdupq_n_s32(pe_load_i32(q + t * stride + 4 * c)));

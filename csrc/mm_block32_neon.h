@@ -1,5 +1,5 @@
 /* mm_block32_neon.h: unpacks a block of 32 of four rows (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL,
- * MXFP4) on 64-bit ARM, and ends a block. Included by mm_block32_neon.inl.c and
+ * MXFP4; NVFP4, Q1_0 and Q2_0, whose blocks have several such parts) on 64-bit ARM, and ends a block. Included by mm_block32_neon.inl.c and
  * mm_block32_i8mm.c, after the words of their tier.
  *
  * A block becomes w[c], c < 8: dword lane i holds elements 4c..4c+3 of row i as signed bytes.
@@ -8,11 +8,14 @@
 #define PE_MM_BLOCK32_NEON_H
 
 #define BYTES(T)                                                                                   \
-  ((T) == PE_Q4_0 || (T) == PE_IQ4_NL ? 18 : (T) == PE_Q4_1 ? 20 : (T) == PE_Q5_0 ? 22 : (T) == PE_Q5_1 ? 24 \
-   : (T) == PE_Q8_0 ? 34 : 17)
+  ((T) == PE_Q4_1 ? 20 : (T) == PE_Q5_0 ? 22 : (T) == PE_Q5_1 ? 24 : (T) == PE_Q8_0 ? 34 : (T) == PE_MXFP4 ? 17 \
+   : (T) == PE_NVFP4 ? 36 : 18)
+#define PARTS(T) ((T) == PE_Q1_0 ? 4 : (T) == PE_NVFP4 || (T) == PE_Q2_0 ? 2 : 1)
+#define AT(T, b) ((b) / PARTS(T) * BYTES(T))  /* where the block that block b of 32 is a part of begins */
 #define BIAS(T) ((T) == PE_Q4_0 ? -8 : (T) == PE_Q5_1 ? 16 : 0)
 #define AFFINE(T) ((T) == PE_Q4_1 || (T) == PE_Q5_1)
 #define FIFTH_BIT(T) ((T) == PE_Q5_0 || (T) == PE_Q5_1)
+#define HALVES(T) ((T) == PE_NVFP4)  /* d is the scale of the first sixteen, m of the others: two sums, two fma */
 
 static const int8_t iq4_values[16] = {PE_IQ4_VALUES}, mxfp4_values[16] = {PE_MXFP4_VALUES};
 
@@ -32,7 +35,57 @@ INLINE uint8x16_t spread_bits(uint32x4_t bits, int c) {
   return vtstq_u8(spread, vreinterpretq_u8_u32(vdupq_n_u32(0x08040201u << (c % 2 * 4))));
 }
 
-INLINE void unpack(int T, const pe_rows4 *l, int64_t off, int8x16_t w[8], float32x4_t *d, float32x4_t *m) {
+/* Half of the ue4m3 at off of each row: a half has its mantissa and one more bit of exponent, with 8 more of bias; 127 is 0. */
+INLINE float32x4_t ue4m3_half4(const pe_rows4 *l, int64_t off) {
+  uint32x4_t b = {l->p[0][off], l->p[1][off], l->p[2][off], l->p[3][off]};
+  b = vbicq_u32(vandq_u32(b, vdupq_n_u32(127)), vceqq_u32(b, vdupq_n_u32(127)));
+  return vmulq_n_f32(pe_low_half(vshlq_n_u32(b, 7)), 128.0f);
+}
+
+/* Elements 4c..4c+3 of each row from byte c of its dword, two bits each, lowest first, less 1. */
+INLINE int8x16_t quad(int8x16_t dwords, int c) {
+  static const uint8_t own_byte[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+  static const int8_t shift[16] = {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6};
+  uint8x16_t v = vqtbl1q_u8(vreinterpretq_u8_s8(dwords), vaddq_u8(vld1q_u8(own_byte), vdupq_n_u8((uint8_t)c)));
+  v = vandq_u8(vshlq_u8(v, vld1q_s8(shift)), vdupq_n_u8(3));
+  return vsubq_s8(vreinterpretq_s8_u8(v), vdupq_n_s8(1));
+}
+
+/* Types of several parts: loops over parts are unrolled, so that what they share is made once. */
+INLINE void unpack_part(int T, const pe_rows4 *l, int64_t off, int part, int8x16_t w[8], float32x4_t *d, float32x4_t *m) {
+  int8x16_t v[4];
+  if (T == PE_NVFP4) {
+    const int8x16_t values = vld1q_s8(mxfp4_values);
+    *d = ue4m3_half4(l, off + 2 * part);
+    *m = ue4m3_half4(l, off + 2 * part + 1);
+    pe_lanes16(v, l, off + 4 + 16 * part);
+    PE_UNROLL
+    for (int c = 0; c < 4; c++) {  /* eight bytes are sixteen elements */
+      uint8x16_t u = vreinterpretq_u8_s8(v[c]);
+      w[c / 2 * 4 + c % 2] = vqtbl1q_s8(values, vandq_u8(u, vdupq_n_u8(15)));
+      w[c / 2 * 4 + c % 2 + 2] = vqtbl1q_s8(values, vshrq_n_u8(u, 4));
+    }
+    return;
+  }
+  *d = pe_half4(l, off);
+  pe_lanes16(v, l, off + 2);
+  PE_UNROLL
+  for (int c = 0; c < 8; c++) {
+    if (T == PE_Q2_0) {
+      w[c] = quad(v[2 * part + c / 4], c % 4);
+    } else {  /* all ones where the bit is clear is -1, else 1 */
+      uint8x16_t clear = spread_bits(vmvnq_u32(vreinterpretq_u32_s8(v[part])), c);
+      w[c] = vreinterpretq_s8_u8(vorrq_u8(clear, vdupq_n_u8(1)));
+    }
+  }
+}
+
+/* Part `part` of the block at off. */
+INLINE void unpack(int T, const pe_rows4 *l, int64_t off, int part, int8x16_t w[8], float32x4_t *d, float32x4_t *m) {
+  if (PARTS(T) > 1) {
+    unpack_part(T, l, off, part, w, d, m);
+    return;
+  }
   if (AFFINE(T)) {
     uint32x4_t dm = pe_dword4(l, off);
     *d = pe_low_half(dm);
@@ -107,7 +160,7 @@ enum {
 
 /* From a panel to the one to fetch meanwhile: the next columns, or the next rows. */
 INLINE int64_t next_panel(int T, const pe_mm *a, int64_t b0) {
-  return b0 + CHUNK < a->k / 32 ? CHUNK * BYTES(T) : 8 * a->w_stride - b0 * BYTES(T);
+  return b0 + CHUNK < a->k / 32 ? AT(T, CHUNK) : 8 * a->w_stride - AT(T, b0);
 }
 
 /* A file's many_group(T, a, row, t0, t1) as a kernel. */

@@ -6,7 +6,6 @@
  * bytes in all lanes, so no sum crosses lanes, and the float work of a block is done once for four
  * rows. One and few tokens keep the block in registers; many tokens unpack eight rows into an L1
  * panel for a pass of tokens. */
-#include "mm_block32_neon.h"
 
 /* ---- one and two tokens ----------------------------------------------------------------- */
 
@@ -17,27 +16,36 @@ INLINE void few_group(int T, int NT, const pe_mm *a, int64_t row) {
   float32x4_t acc[2][2];
   PE_UNROLL
   for (int t = 0; t < NT; t++) acc[t][0] = acc[t][1] = vdupq_n_f32(0);
-  for (int64_t b = 0; b < a->k / 32; b++) {
-    int8x16_t w[8][2];
-    int32x4_t s[2][2];
-    float32x4_t d[2], m[2];
+  const int parts = PARTS(T), halves = 1 + HALVES(T);
+  for (int64_t b0 = 0; b0 < a->k / 32; b0 += parts) {
     PE_UNROLL
-    for (int v = 0; v < 2; v++) pe_prefetch4(&r.l[v], b * BYTES(T), BYTES(T));
+    for (int v = 0; v < 2; v++) pe_prefetch4(&r.l[v], AT(T, b0), BYTES(T));
     PE_UNROLL
-    for (int v = 0; v < 2; v++) {
-      int8x16_t u[8];
-      unpack(T, &r.l[v], b * BYTES(T), u, &d[v], &m[v]);
+    for (int part = 0; part < parts; part++) {
+      const int64_t b = b0 + part;
+      int8x16_t w[8][2];
+      float32x4_t d[2], m[2];
       PE_UNROLL
-      for (int c = 0; c < 8; c++) w[c][v] = u[c];
-    }
-    PE_UNROLL
-    for (int t = 0; t < NT; t++) s[t][0] = s[t][1] = start(T, pe_load_i32(xs + t * stride + 4 * b));
-    block_sums(T, NT, s, (const int8x16_t (*)[2])w, pe_act_q(a->x) + 32 * b, stride);
-    PE_UNROLL
-    for (int t = 0; t < NT; t++) {
-      int64_t at = t * stride + 4 * b;
+      for (int v = 0; v < 2; v++) {
+        int8x16_t u[8];
+        unpack(T, &r.l[v], AT(T, b0), part, u, &d[v], &m[v]);
+        PE_UNROLL
+        for (int c = 0; c < 8; c++) w[c][v] = u[c];
+      }
       PE_UNROLL
-      for (int v = 0; v < 2; v++) acc[t][v] = finish(T, acc[t][v], s[t][v], d[v], m[v], pe_load_f32(xd + at), pe_load_i32(xs + at));
+      for (int h = 0; h < halves; h++) {
+        int32x4_t s[2][2];
+        PE_UNROLL
+        for (int t = 0; t < NT; t++) s[t][0] = s[t][1] = start(T, pe_load_i32(xs + t * stride + 4 * b));
+        block_sums(T, NT, s, (const int8x16_t (*)[2])w + 4 * h, pe_act_q(a->x) + 32 * b + 16 * h, stride);
+        PE_UNROLL
+        for (int t = 0; t < NT; t++) {
+          int64_t at = t * stride + 4 * b;
+          PE_UNROLL
+          for (int v = 0; v < 2; v++)
+            acc[t][v] = finish(T, acc[t][v], s[t][v], h ? m[v] : d[v], m[v], pe_load_f32(xd + at), pe_load_i32(xs + at));
+        }
+      }
     }
   }
   PE_UNROLL
@@ -55,15 +63,19 @@ typedef struct panel {     /* block b; [2]: which half of the eight rows */
 _Static_assert(sizeof(panel) <= PE_SCRATCH, "panel and sums fit the scratch");
 
 INLINE void fill_panel(int T, panel *p, const rows8 *r, int64_t b0, int n, int64_t ahead) {
-  for (int b = 0; b < n; b++) {
-    int64_t off = (b0 + b) * BYTES(T);
+  const int parts = PARTS(T);
+  for (int b = 0; b < n; b += parts) {
+    int64_t off = AT(T, b0 + b);
     PE_UNROLL
     for (int v = 0; v < 2; v++) {
-      int8x16_t w[8];
       if ((off & 63) < BYTES(T)) pe_prefetch4_at(&r->l[v], off + ahead);
-      unpack(T, &r->l[v], off, w, &p->d[b][v], &p->m[b][v]);
       PE_UNROLL
-      for (int c = 0; c < 8; c++) p->w[b][c][v] = w[c];
+      for (int part = 0; part < parts; part++) {
+        int8x16_t w[8];
+        unpack(T, &r->l[v], off, part, w, &p->d[b + part][v], &p->m[b + part][v]);
+        PE_UNROLL
+        for (int c = 0; c < 8; c++) p->w[b + part][c][v] = w[c];
+      }
     }
   }
 }
@@ -75,17 +87,21 @@ INLINE void tile(int T, int NT, panel *p, const pe_mm *a, int64_t b0, int n, flo
   float32x4_t acc[TILE][2];
   PE_UNROLL
   for (int i = 0; i < NT; i++) acc[i][0] = sums[i][0], acc[i][1] = sums[i][1];
+  const int halves = 1 + HALVES(T);
   for (int b = 0; b < n; b++) {
-    int32x4_t s[TILE][2];
     PE_UNROLL
-    for (int i = 0; i < NT; i++) s[i][0] = s[i][1] = start(T, pe_load_i32(xs + i * stride + 4 * b));
-    block_sums(T, NT, s, (const int8x16_t (*)[2])p->w[b], pe_act_q(x) + 32 * (b0 + b), stride);
-    PE_UNROLL
-    for (int i = 0; i < NT; i++) {
-      int64_t at = i * stride + 4 * b;
+    for (int h = 0; h < halves; h++) {
+      int32x4_t s[TILE][2];
       PE_UNROLL
-      for (int v = 0; v < 2; v++)
-        acc[i][v] = finish(T, acc[i][v], s[i][v], p->d[b][v], p->m[b][v], pe_load_f32(xd + at), pe_load_i32(xs + at));
+      for (int i = 0; i < NT; i++) s[i][0] = s[i][1] = start(T, pe_load_i32(xs + i * stride + 4 * b));
+      block_sums(T, NT, s, (const int8x16_t (*)[2])p->w[b] + 4 * h, pe_act_q(x) + 32 * (b0 + b) + 16 * h, stride);
+      PE_UNROLL
+      for (int i = 0; i < NT; i++) {
+        int64_t at = i * stride + 4 * b;
+        PE_UNROLL
+        for (int v = 0; v < 2; v++)
+          acc[i][v] = finish(T, acc[i][v], s[i][v], h ? p->m[b][v] : p->d[b][v], p->m[b][v], pe_load_f32(xd + at), pe_load_i32(xs + at));
+      }
     }
   }
   PE_UNROLL
@@ -129,6 +145,9 @@ TYPE(PE_Q5_1, q5_1)
 TYPE(PE_Q8_0, q8_0)
 TYPE(PE_IQ4_NL, iq4_nl)
 TYPE(PE_MXFP4, mxfp4)
+TYPE(PE_NVFP4, nvfp4)
+TYPE(PE_Q1_0, q1_0)
+TYPE(PE_Q2_0, q2_0)
 
 #define ROWS(type, name)                                                                       \
   {"mm_" #name "_" TIER "_one", type, PE_ACT_Q32, TIER_ISA, 1, 1, mm_##name##_one},            \
@@ -136,4 +155,5 @@ TYPE(PE_MXFP4, mxfp4)
   MANY_ROW(type, name)
 #define ALL_ROWS                                                                               \
   ROWS(PE_Q4_0, q4_0), ROWS(PE_Q4_1, q4_1), ROWS(PE_Q5_0, q5_0), ROWS(PE_Q5_1, q5_1),          \
-  ROWS(PE_Q8_0, q8_0), ROWS(PE_IQ4_NL, iq4_nl), ROWS(PE_MXFP4, mxfp4), {0}
+  ROWS(PE_Q8_0, q8_0), ROWS(PE_IQ4_NL, iq4_nl), ROWS(PE_MXFP4, mxfp4), ROWS(PE_NVFP4, nvfp4), \
+  ROWS(PE_Q1_0, q1_0), ROWS(PE_Q2_0, q2_0), {0}

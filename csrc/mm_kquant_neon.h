@@ -1,4 +1,4 @@
-/* mm_kquant_neon.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS) of one row, taken apart where they lie:
+/* mm_kquant_neon.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS, TQ1_0, TQ2_0) of one row, taken apart where they lie:
  * strip j is the sixteen quants 16j..16j+15 in one register. No products: a strip
  * goes where mm_kquant_neon.inl.c sends it (take_strip), or to memory for panels. Included by
  * mm_kquant_{neon,dotprod,i8mm}.c. */
@@ -6,7 +6,8 @@
 #define PE_MM_KQUANT_NEON_H
 
 #define BYTES(T) \
-  ((T) == PE_Q2_K ? 84 : (T) == PE_Q3_K ? 110 : (T) == PE_Q4_K ? 144 : (T) == PE_Q5_K ? 176 : (T) == PE_Q6_K ? 210 : 136)
+  ((T) == PE_Q2_K ? 84 : (T) == PE_Q3_K ? 110 : (T) == PE_Q4_K ? 144 : (T) == PE_Q5_K ? 176 : (T) == PE_Q6_K ? 210 \
+   : (T) == PE_TQ1_0 ? 54 : (T) == PE_TQ2_0 ? 66 : 136)
 #define MINIMA(T) ((T) == PE_Q2_K || (T) == PE_Q4_K || (T) == PE_Q5_K)
 #define PER32(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_IQ4_XS)  /* a scale per 32 elements, else per 16 */
 #define OFFSET(T) ((T) == PE_Q6_K ? 32 : 0)  /* still inside a strip's quants; all others have their sign */
@@ -20,7 +21,10 @@ typedef struct krow {      /* the sub-blocks' scales of a row's block, in order 
  * 30 + 18n cycles for n tokens and a block of Q4_K against 60 + 10n (Q6_K: 35 + 21n, 70 + 12n). */
 enum { FEW = 4 };
 
-#define EACH_TYPE(X) X(PE_Q2_K, q2_k) X(PE_Q3_K, q3_k) X(PE_Q4_K, q4_k) X(PE_Q5_K, q5_k) X(PE_Q6_K, q6_k) X(PE_IQ4_XS, iq4_xs)
+#define UNSCALED(T) ((T) == PE_TQ1_0 || (T) == PE_TQ2_0)  /* the scale of every sub-block is 1 */
+#define EACH_TYPE(X)                                                                             \
+  X(PE_Q2_K, q2_k) X(PE_Q3_K, q3_k) X(PE_Q4_K, q4_k) X(PE_Q5_K, q5_k) X(PE_Q6_K, q6_k) X(PE_IQ4_XS, iq4_xs) \
+  X(PE_TQ1_0, tq1_0) X(PE_TQ2_0, tq2_0)
 
 /* Strips of a block go one by one, in order: one and few tokens take them (o), or they are stored. */
 typedef struct dots dots;
@@ -113,6 +117,7 @@ INLINE void scales(int T, const uint8_t *w, krow *k) {
   if (T == PE_Q4_K || T == PE_Q5_K) scales_q4_k(w + 4, k);
   if (T == PE_Q6_K) k->sc = vld1q_s8((const int8_t *)w + 192);
   if (T == PE_IQ4_XS) scales_iq4_xs(w, k);
+  if (UNSCALED(T)) k->sc = vdupq_n_s8(1);
 }
 
 INLINE void widen16(int8x16_t v, int16x8_t to[2]) {
@@ -127,7 +132,7 @@ INLINE void halves(int T, const pe_rows4 *l, int64_t off, float32x4_t *d, float3
     *d = pe_low_half(v);
     *dmin = pe_high_half(v);
   } else {
-    *d = *dmin = pe_half4(l, off + (T == PE_Q3_K ? 108 : T == PE_Q6_K ? 208 : 0));
+    *d = *dmin = pe_half4(l, off + (T == PE_Q3_K ? 108 : T == PE_Q6_K ? 208 : T == PE_TQ1_0 ? 52 : T == PE_TQ2_0 ? 64 : 0));
   }
 }
 
@@ -141,16 +146,38 @@ INLINE void sums_of(int T, const uint8_t *x, int64_t k, int64_t b, int16x8_t asu
 
 /* ---- strips ------------------------------------------------------------------------------- */
 
-INLINE void strips_q2_k(const uint8_t *w, dots *o, uint8x16_t *to) {
+/* Two bits each, 64 bytes, less `offset`. */
+INLINE void strips_of_pairs(int T, int offset, const uint8_t *w, dots *o, uint8x16_t *to) {
   PE_UNROLL
   for (int half = 0; half < 2; half++) {
-    uint8x16_t v0 = u8_load(w + 16 + 32 * half), v1 = u8_load(w + 32 + 32 * half);
+    uint8x16_t v0 = u8_load(w + 32 * half), v1 = u8_load(w + 16 + 32 * half);
     PE_UNROLL
     for (int g = 0; g < 4; g++) {
-      give_strip(PE_Q2_K, 8 * half + 2 * g, bits(v0, 2 * g, 3), o, to);
-      give_strip(PE_Q2_K, 8 * half + 2 * g + 1, bits(v1, 2 * g, 3), o, to);
+      give_strip(T, 8 * half + 2 * g, bits(v0, 2 * g, 3) - u8_set(offset), o, to);
+      give_strip(T, 8 * half + 2 * g + 1, bits(v1, 2 * g, 3) - u8_set(offset), o, to);
     }
   }
+}
+
+/* The first of the base-3 digits that a byte holds as 0.digits of 256, less 1; the byte becomes that of the next one. */
+INLINE uint8x16_t next_digit(uint8x16_t *v) {
+  uint8x16_t digit = u8_set(255) - vcgeq_u8(*v, u8_set(86)) - vcgeq_u8(*v, u8_set(171));
+  *v = vmulq_u8(*v, u8_set(3));
+  return digit;
+}
+
+INLINE void strips_tq1_0(const uint8_t *w, dots *o, uint8x16_t *to) {
+  static const uint8_t power[16] = {1, 1, 1, 1, 3, 3, 3, 3, 9, 9, 9, 9, 27, 27, 27, 27};
+  uint8x16_t v0 = u8_load(w), v1 = u8_load(w + 16), v2 = u8_load(w + 32);
+  uint8x16_t last = vmulq_u8(vreinterpretq_u8_u32(vdupq_n_u32(load_u32(w + 48))), u8_load(power));
+  PE_UNROLL
+  for (int i = 0; i < 5; i++) {
+    give_strip(PE_TQ1_0, 2 * i, next_digit(&v0), o, to);
+    give_strip(PE_TQ1_0, 2 * i + 1, next_digit(&v1), o, to);
+  }
+  PE_UNROLL
+  for (int i = 10; i < 15; i++) give_strip(PE_TQ1_0, i, next_digit(&v2), o, to);
+  give_strip(PE_TQ1_0, 15, next_digit(&last), o, to);
 }
 
 /* Above the two low bits comes all ones where the third is clear: q - 4. */
@@ -221,7 +248,9 @@ INLINE void strips_iq4_xs(const uint8_t *w, dots *o, uint8x16_t *to) {
 }
 
 INLINE void strips(int T, const uint8_t *w, dots *o, uint8x16_t *to) {
-  if (T == PE_Q2_K) strips_q2_k(w, o, to);
+  if (T == PE_Q2_K) strips_of_pairs(T, 0, w + 16, o, to);
+  if (T == PE_TQ2_0) strips_of_pairs(T, 1, w, o, to);
+  if (T == PE_TQ1_0) strips_tq1_0(w, o, to);
   if (T == PE_Q3_K) strips_q3_k(w, o, to);
   if (T == PE_Q4_K) strips_q4_k(w, o, to);
   if (T == PE_Q5_K) strips_q5_k(w, o, to);

@@ -8,9 +8,9 @@
  * then become the lanes of the float work. All sums stay int32 until a block's total is complete,
  * because beyond 2^24 its conversion rounds. */
 
-/* The sums of sixteen products fit int16 (Q2_K at most 16*3*127 = 6 096, Q3_K 8 128), so eight of them meet
+/* The sums of sixteen products fit int16 (Q2_K at most 16*3*127 = 6 096, Q3_K 8 128, TQ 4 064), so eight of them meet
  * eight scales: three operations less for four sub-blocks. */
-#define SHORT(T) ((T) == PE_Q2_K || (T) == PE_Q3_K)
+#define SHORT(T) ((T) == PE_Q2_K || (T) == PE_Q3_K || UNSCALED(T))
 
 typedef struct scale {     /* a row's scales: SHORT int16, eight in each, else int32, four in each */
   int16x8_t h[2];

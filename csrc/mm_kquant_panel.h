@@ -5,7 +5,7 @@
 
 /* Q2_K and Q3_K: quants times their scale fit a byte, at most 3*15 = 45, and -(-4..3)*(-32..31) = -128..124
  * (negated because +128 would not), so that all of a block goes into one sum. */
-#define SCALED(T) ((T) == PE_Q2_K || (T) == PE_Q3_K)
+#define SCALED(T) ((T) == PE_Q2_K || (T) == PE_Q3_K || UNSCALED(T))
 
 typedef struct kpanel {    /* one block of eight rows */
   int8x16_t w[128];        /* offset taken off */
@@ -58,7 +58,7 @@ INLINE void pack(int T, const pe_rows4 l[2], int64_t off, int64_t ahead, kpanel 
       signed_strips(T, l[v].p[r] + off, strip[r]);
       PE_UNROLL
       for (int j = 0; j < 16; j++) {
-        if (SCALED(T)) strip[r][j] = vmulq_s8(strip[r][j], vdupq_n_s8(k[r].sc[j]));
+        if (SCALED(T) && !UNSCALED(T)) strip[r][j] = vmulq_s8(strip[r][j], vdupq_n_s8(k[r].sc[j]));
         if (T == PE_Q3_K) strip[r][j] = vnegq_s8(strip[r][j]);
       }
     }
