@@ -29,13 +29,17 @@ WRONG = {
     "qwen3": ("rope", "norm", "head norm"),
     "gemma2": ("rope", "norm", "scale", "attention cap", "final cap", "window"),
     "phi3": ("rope", "norm", "scale", "factors", "magnitude"),
+    "gemma": ("rope", "norm", "scale"),
+    "command-r": ("rope", "norm", "scale", "logit scale"),
+    "cohere2": ("rope", "norm", "scale", "window"),
     "smollm3": ("rope", "norm", "scale"),
     "granite": ("rope", "norm", "embedding scale", "attention scale", "residual scale", "logit scale"),
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
 }
-HALVES = ("gemma2", "gemma3", "phi3", "qwen2", "qwen3")  # rope turns pairs half a head apart
+HALVES = ("gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3")  # rope turns pairs half a head apart
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
-LAYERS = {"gemma2": 4, "gemma3": 6, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
+COHERE = ("command-r", "cohere2")  # layer norms, one a layer
+LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
 BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv"}  # o: output, f: feed-forward
 
 CHATML = (
@@ -72,16 +76,16 @@ class Spec:
     longrope: bool = False  # rope_factors_short.weight and rope_factors_long.weight
     yarn_log_multiplier: float = 0.0  # 0: no key
     temperature: float = 0.0  # mistral3: 0 leaves the key out
-    window: int = 8  # gemma2, gemma3: sliding window, smaller than any chunk; 0: no key. phi3: the key is 0 unless phi_window
+    window: int = 8  # gemma2, gemma3, cohere2: sliding window, smaller than any chunk; 0: no key. phi3: the key is 0 unless phi_window
     phi_window: int = 0
-    window_pattern: int = 0  # gemma2, gemma3: 0 leaves the key out, and two or six is meant
+    window_pattern: int = 0  # the same: 0 leaves the key out, and two, six or four is meant
     rope_base_swa: float = 0.0  # gemma3: 0 leaves the key out, and 10000 is meant
     attention_softcap: float = 3.0  # gemma2; 0 leaves the key out, and 50 is meant
     final_softcap: float = 6.0  # gemma2; 0 leaves the key out, and 30 is meant
     embedding_scale: float = 0.5  # granite, as the three that follow; 0 leaves a key out
     attention_scale: float = 0.2
     residual_scale: float = 0.7
-    logit_scale: float = 4.0
+    logit_scale: float = 4.0  # command-r and cohere2 have a quarter of it
     vocabulary: str = "spm"  # "spm" or "bpe"
     chat_template: str = ""
 
@@ -98,8 +102,8 @@ class Spec:
             object.__setattr__(self, name, value)
         if (self.biases and self.arch not in BIASES) or (self.rope_freqs and self.arch not in ("llama", "granite", "mistral3")):
             raise ValueError(f"{self.arch} has no biases, or no rope_freqs")
-        for name, arch, value in (("biases", "qwen2", True), ("fused", "phi3", True), ("tied", "gemma2", True)):
-            if self.arch == arch:
+        for name, arch, value in (("biases", ("qwen2",), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
+            if self.arch in arch:
                 object.__setattr__(self, name, value)
         if not self.head_dim and self.n_embd % self.n_head:
             raise ValueError(f"n_head {self.n_head} does not divide n_embd {self.n_embd}: give head_dim")
@@ -211,7 +215,8 @@ def weights(spec):
         bias(blk + "attn_k.bias", kv * d)
         matrix(blk + "attn_v.weight", kv * d, spec.n_embd)
         bias(blk + "attn_v.bias", kv * d)
-        matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, 1.5)
+        loud = 6.0 if a == "gemma" else 1.5  # else its scaled embeddings drown the blocks
+        matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, loud)
         bias(blk + "attn_output.bias", spec.n_embd, 0.2, "o")
         if spec.fused:
             for kind in ("weight", "bias") if spec.biases else ("weight",):
@@ -221,16 +226,20 @@ def weights(spec):
             norm(blk + "attn_k_norm.weight", d)
         if gemma:
             norm(blk + "post_attention_norm.weight", spec.n_embd)
-        norm(blk + "ffn_norm.weight", spec.n_embd)
+        if a not in COHERE:
+            norm(blk + "ffn_norm.weight", spec.n_embd)
         if a != "phi3":
             matrix(blk + "ffn_gate.weight", ff, spec.n_embd)
             bias(blk + "ffn_gate.bias", ff, kind="f")
         matrix(blk + "ffn_up.weight", 2 * ff if a == "phi3" else ff, spec.n_embd)
         bias(blk + "ffn_up.bias", ff, kind="f")
-        matrix(blk + "ffn_down.weight", spec.n_embd, ff, 1.5)
+        matrix(blk + "ffn_down.weight", spec.n_embd, ff, loud)
         bias(blk + "ffn_down.bias", spec.n_embd, 0.2, "f")
         if gemma:
             norm(blk + "post_ffw_norm.weight", spec.n_embd)
+        if a == "gemma2":  # else its scaled embeddings, which are its head as well, drown the blocks
+            out[blk + "post_attention_norm.weight"] *= np.float32(4)
+            out[blk + "post_ffw_norm.weight"] *= np.float32(4)
     return out
 
 
@@ -263,7 +272,7 @@ def make_wrong(spec, arrays, what):
             raise ValueError("wrong: 'bias' needs biases=True")
         del arrays["blk.0.attn_q.bias"]
     elif what == "norm":
-        name = "blk.1.post_attention_norm.weight" if spec.arch in GEMMA else "blk.1.ffn_norm.weight"
+        name = f"blk.1.{'post_attention_norm' if spec.arch in GEMMA else 'attn_norm' if spec.arch in COHERE else 'ffn_norm'}.weight"
         arrays[name] = np.ones_like(arrays[name])
     else:
         # llama: attention scaled by 1/sqrt(d) * 1.25; gemma3: an embedding scale off by a quarter
@@ -284,7 +293,7 @@ WRONG_KEYS = {
     "embedding scale": {"embedding_scale": lambda v: 1.0},
     "attention scale": {"attention.scale": lambda v: 0.25},
     "residual scale": {"residual_scale": lambda v: 1.0},
-    "logit scale": {"logit_scale": lambda v: 1.0},
+    "logit scale": {"logit_scale": lambda v: v / 2},
     "yarn": {"rope.scaling.type": lambda v: "linear"},
     "log multiplier": {"rope.scaling.yarn_log_multiplier": lambda v: 0.0},
     "temperature": {"attention.temperature_scale": lambda v: 0.0},
@@ -353,7 +362,7 @@ def metadata(spec):
         f"{a}.feed_forward_length": list(ff) if len(ff) > 1 else ff[0],
         f"{a}.attention.head_count": spec.n_head,
         f"{a}.attention.head_count_kv": list(kv) if len(kv) > 1 else kv[0],
-        f"{a}.attention.layer_norm_rms_epsilon": spec.eps,
+        f"{a}.attention.layer_norm{'' if a in COHERE else '_rms'}_epsilon": spec.eps,
         f"{a}.rope.freq_base": spec.rope_base,
     }
     if spec.head_dim:
@@ -364,6 +373,10 @@ def metadata(spec):
                     "rope.freq_base_swa": spec.rope_base_swa}
         if a == "gemma2":
             optional.update({"attn_logit_softcapping": spec.attention_softcap, "final_logit_softcapping": spec.final_softcap})
+    elif a in COHERE:
+        optional = {"logit_scale": spec.logit_scale and spec.logit_scale / 4}
+        if a == "cohere2":
+            optional.update({"attention.sliding_window": spec.window, "attention.sliding_window_pattern": spec.window_pattern})
     elif a == "granite":
         optional = {"embedding_scale": spec.embedding_scale, "attention.scale": spec.attention_scale, "residual_scale": spec.residual_scale,
                     "logit_scale": spec.logit_scale}
@@ -373,7 +386,7 @@ def metadata(spec):
     keys.update({f"{a}.{name}": value for name, value in optional.items() if value})
     if a == "llama":
         keys["llama.vocab_size"] = spec.n_vocab + spec.extra_rows
-    if a in ("llama", "phi3", "granite", "mistral3", "smollm3"):
+    if a in ("llama", "phi3", "granite", "mistral3", "smollm3", *COHERE):
         keys[f"{a}.rope.dimension_count"] = spec.d_head
     if a == "phi3":
         keys["phi3.attention.sliding_window"] = spec.phi_window

@@ -10,6 +10,9 @@ import importlib
 from ..errors import UnsupportedError
 
 ARCHITECTURES = {
+    "cohere2": "cohere2",
+    "command-r": "command_r",
+    "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "granite": "granite",

@@ -32,6 +32,7 @@ class Hyper:
     rope_base: float
     rope: rope.Scaling
     window: tuple                       # per layer: positions it sees, its own included; 0: all
+    norm: str = "rms"                   # or "layer"
     rope_base_local: float = 0.0        # of layers with a window; 0: as the others
     attention_scale: float = 0.0        # of q times k; 0: 1/sqrt(dk)
     attention_softcap: float = 0.0      # 0: none
@@ -47,7 +48,7 @@ class Hyper:
         return dataclasses.replace(self, **values)
 
 
-def read(gguf, arch) -> Hyper:
+def read(gguf, arch, norm="rms") -> Hyper:
     """Reads and checks the keys all decoders share. GGUFError names key, value and range."""
     at = f"{arch}."
     n_layer = gguf.get_int(at + "block_count", lo=1, hi=1024)
@@ -69,7 +70,7 @@ def read(gguf, arch) -> Hyper:
     if n_rot % 2:
         raise GGUFError(f"{gguf.path}: key '{at}rope.dimension_count' (default: the head size) is {n_rot}, expected an even number",
                         key=at + "rope.dimension_count")
-    eps = gguf.get_float(at + "attention.layer_norm_rms_epsilon", lo=0.0, hi=1.0)
+    eps = gguf.get_float(at + ("attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon"), lo=0.0, hi=1.0)
     if gguf.get_int(at + "expert_count", default=0, lo=0, hi=1 << 16):
         raise UnsupportedError(f"{gguf.path}: {arch} with experts (key '{at}expert_count') is not supported yet")
     embd = gguf.tensors.get("token_embd.weight")
@@ -80,7 +81,7 @@ def read(gguf, arch) -> Hyper:
         raise GGUFError(f"{gguf.path}: tensor 'token_embd.weight' has {n_vocab} rows, the vocabulary has {n_tokens} entries; "
                         "expected at least one row per entry", key="token_embd.weight", offset=embd.offset)
     return Hyper(arch, n_ctx_train, n_embd, n_layer, n_head, n_kv, n_ff, dk, dv, n_rot, eps, n_vocab, n_tokens,
-                 positive(gguf, at + "rope.freq_base", 10000.0), rope.read(gguf, at, n_ctx_train), (0,) * n_layer)
+                 positive(gguf, at + "rope.freq_base", 10000.0), rope.read(gguf, at, n_ctx_train), (0,) * n_layer, norm)
 
 
 def per_layer(gguf, key, n_layer, *, lo, hi, default=None):

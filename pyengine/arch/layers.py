@@ -11,7 +11,10 @@ def embed(g, hp):
 
 
 def norm(g, x, name, hp):
-    return g.rms_norm(x, g.vector(f"{name}.weight", hp.n_embd), hp.eps)
+    weight = g.vector(f"{name}.weight", hp.n_embd)
+    if hp.norm == "rms":
+        return g.rms_norm(x, weight, hp.eps)
+    return g.layer_norm(x, weight, g.optional_vector(f"{name}.bias", hp.n_embd), hp.eps)
 
 
 def residual(g, x, block, hp):

@@ -5,7 +5,7 @@ from ..errors import GGUFError
 from . import hyper as keys
 from . import layers, rope
 
-MOST_STEPS = 16384      # scales made when a model is opened, 20 us each; Ministral 3 has 16
+MOST_STEPS = 4096      # scales made when a model is opened, 20 us each; Ministral 3 has 16
 
 
 def hyper(gguf):
