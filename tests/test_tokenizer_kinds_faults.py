@@ -261,7 +261,7 @@ def check_speed(t, texts, size):
         ids = t.encode(text, special=True)
         seconds = time.process_time() - start
         assert seconds < size / 1e6, (t.model, unit[:20], seconds)
-        if t.model in ("rwkv", "plamo2"):
+        if t.model in ("rwkv", "plamo2") and (size < 1_000_000 or unit in RUNS[1:4]):
             assert b"".join(map(t.piece, ids)) == text.encode()
 
 
@@ -313,11 +313,11 @@ def check_llama(tmp_path, kind, n, seed):
         path = model(tmp_path / f"{kind}.gguf", list(keys.values()))
     t = tokenizer.load(GGUF(path))
     # llama.cpp makes control and padding tokens of texts that look like them in these two, asked for or not
-    never = ("<s>", "<|plamo:") if kind in ("rwkv", "plamo2") else ()
+    never = {"rwkv": ("<s>", "[PAD3"), "plamo2": ("<|plamo:",)}.get(kind, ())
     with oracle(path) as theirs:
         for k, text in enumerate(strings(n, seed, texts_of(t))):
             special = k % 2 == 0
-            if special or not any(x in text for x in never):
+            if not any(x in text for x in never):
                 assert t.encode(text, special=special, **PLAIN) == theirs(text, special), (special, text)
         if kind == "bert":
             assert theirs("a b", True, True) == t.encode("a b")
