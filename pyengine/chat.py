@@ -11,6 +11,7 @@ from .errors import RequestError, TemplateError
 MAX_MESSAGES = 20_000
 _MAX_DEPTH = 64
 _MAX_NODES = 1_000_000
+MAX_BITS = 2048                        # of an integer; a body's have at most 400 digits
 _PROBE_STEPS = 50_000                  # the largest published template takes 2,000 for one message
 _ROLE = re.compile(r"[\w .:-]{1,64}")
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
@@ -403,8 +404,10 @@ class _Copier:
         if depth > _MAX_DEPTH:
             where = where[:100]
             raise RequestError(f"{where}...: nested deeper than {_MAX_DEPTH}", param=where)
-        if value is None or type(value) in (str, bool, int, float):
+        if value is None or type(value) in (str, bool, float):
             return value
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise RequestError(f"{where}: found an integer of {value.bit_length()} bits, expected at most {MAX_BITS}", param=where)
         for plain in (str, int, float):    # of their subclasses the plain value: methods of others are nothing for a template
             if isinstance(value, plain):
                 return getattr(plain, f"__{plain.__name__}__")(value)

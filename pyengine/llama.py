@@ -160,11 +160,10 @@ class Llama:
     def chat(self, messages, *, stream=False, tools=None, documents=None, chat_template=None, continue_final_message=False,
              template_variables=None, **options):
         """Answers a conversation [{"role": ..., "content": ...}, ...] in the file's own chat template.
-
-        tools: JSON schemas of functions, documents: objects, both for the template to write out; calls in the answer stand in
-        its text as the model writes them. chat_template: one of chat_templates by name; None is "tool_use" where there are
-        tools and the file has it, else "default". continue_final_message: the answer goes on with the last message's text.
-        template_variables: further variables for the template. The rest as in generate(). docs/templates.md has the details.
+        tools: JSON schemas of functions, documents: objects, both for the template to write out; calls in the answer stand in its text as the
+        model writes them. chat_template: one of chat_templates by name; None is "tool_use" where there are tools and the file has it, else
+        "default". continue_final_message: the answer goes on with the last message's text. template_variables: more for the template to read.
+        The rest as in generate(); docs/templates.md has the details.
         """
         prompt = self.chat_tokens(messages, template_variables, tools=tools, documents=documents, chat_template=chat_template,
                                   continue_final_message=continue_final_message)
@@ -235,8 +234,7 @@ class Llama:
         self._thread.check_open()
         templates = self._chat_templates()
         if not templates:
-            raise TemplateError(f"{os.path.basename(self.model_path)} has no chat template "
-                                f"(tokenizer.chat_template): it is a base model; use generate()")
+            raise TemplateError(f"{os.path.basename(self.model_path)} has no chat template (tokenizer.chat_template): it is a base model; use generate()")
         from .chat import choose
 
         return choose(templates, name, tools, documents, variables)

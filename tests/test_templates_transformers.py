@@ -161,14 +161,14 @@ def ours(template, messages, tools=None, documents=None, continue_final_message=
 def stopped_clock(monkeypatch):
     from transformers.utils import chat_template_utils
 
-    from pyengine import sandbox
+    from pyengine import metered
 
     class Stopped(datetime.datetime):
         @classmethod
         def now(cls, tz=None):
             return NOW
 
-    for module in (sandbox, chat_template_utils):
+    for module in (metered, chat_template_utils):
         monkeypatch.setattr(module, "datetime", Stopped)
 
 
