@@ -243,8 +243,9 @@ def _format(pattern, *args, **kwargs):
 def _indent(text, width=4, first=False, blank=False):
     pad = width if isinstance(width, str) else " " * _check_width(width)
     deep(text)
-    if isinstance(text, str):                  # anything else is a TypeError of the filter
-        _text_limit(len(text) + (text.count("\n") + 1) * len(pad))
+    if not isinstance(text, str):              # jinja2 would add a line end to it: in place, where it is a list
+        raise TypeError(f"indent: found {type(text).__name__}, expected a text")
+    _text_limit(len(text) + (text.count("\n") + 1) * len(pad))
     return jinja2.filters.do_indent(text, width, first, blank)
 
 
