@@ -76,6 +76,7 @@ def test_real_vocabularies(name, folder):
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", NAMES)
 def test_real_vocabularies_at_length(name, folder):
     assert check_vocabulary(name, folder, 20_000) == 20_000
@@ -148,6 +149,7 @@ def test_every_name(pre, folder):
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("pre", sorted({RULES[n]: n for n in sorted(RULES)}.values()))
 def test_every_rule_at_length(pre, folder):
     assert check_name(pre, folder, 3000) == 3000
@@ -200,6 +202,7 @@ def test_code_points(name, folder):
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", ("llama-bpe", "llama-spm"))
 def test_all_code_points(name, folder):
     assert check_code_points(name, folder, without_surrogates(range(0x110000))) == 4 * (0x110000 - 2048)
