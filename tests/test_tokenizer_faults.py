@@ -1,6 +1,7 @@
 """Broken vocabularies and hostile texts (faults 59 to 77) of sentencepiece and BPE; test_tokenizer_kinds.py has the rest."""
 import itertools
-import os
+import pathlib
+import time
 import warnings
 
 import pytest
@@ -14,6 +15,7 @@ from pyengine.gguf import GGUF
 from pyengine.tokenizer.bpe import ALPHABET
 from pyengine.tokenizer.control import ControlTokens
 from pyengine.tokenizer.pre import OF_CHARACTERS, RULES
+from pyengine.tokenizer.rules import splitter
 
 T = "tokenizer.ggml."
 SPM_TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "ab", "▁ab", "<|x|>", "  "]
@@ -242,9 +244,11 @@ def test_pre_tokenizer_absent_or_default(make):  # case 10
     with pytest.warns(UserWarning, match="tokenizer.ggml.pre is missing"):
         t = make(bpe_keys(pre=None))
     assert t.encode("ab ab") == [257, 258]
+    with pytest.warns(UserWarning, match="tokenizer.ggml.pre is 'default'"):
+        assert make(bpe_keys(pre=kv(T + "pre", STRING, "default"))).encode("ab ab") == [257, 258]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert make(bpe_keys(pre=kv(T + "pre", STRING, "default"))).encode("ab ab") == [257, 258]
+        assert make(spm_keys(pre=kv(T + "pre", STRING, "default"))).n_vocab == 266  # as gemma-3 has it
         assert make(spm_keys()).n_vocab == 266  # no such key, no warning: not a thing of sentencepiece
 
 
@@ -278,11 +282,54 @@ def test_long_runs(make, pre):  # 73, 74: a hang ends by the timeout; a quadrati
     check_runs(make(bpe_keys(pre=kv(T + "pre", STRING, pre))), 40_000, "x")
 
 
+HOSTILE = {**CHARACTERS, "contractions": "'s", "no-break": "\u00a0", "em spaces": "\u2003 ", "joiner": "\u200d", "vowel sign": "हि", "digit, blank": "1 ",
+           "letter, digit": "a1", "511 blanks": " " * 511 + "x", "letter, mark": "a\u0301", "nul": "\0", "private": "\ue000",
+           "sentinel": "<sentinel:1", "image": "IMGIMGA", "one of several": "\r\n "}
+
+
+def check_seconds(t, n):
+    """Every hostile text of n bytes takes less than a second a megabyte, of this thread's own time."""
+    longest = max((t.piece(i) for i in range(t.n_vocab)), key=len).decode("utf-8", "replace")
+    texts = {**HOSTILE, "longest token": longest, "all but its end": longest[:-1]}
+    for name, unit in texts.items():
+        for end in ("", "x", "\n"):
+            text = unit * (n // len(unit.encode())) + end
+            start = time.thread_time()
+            ids = t.encode(text, add_bos=False)
+            seconds = time.thread_time() - start
+            assert seconds < n / 1e6, (name, end, seconds)
+            if not end:
+                assert t.decode(ids) == text
+
+
+@pytest.fixture(scope="module")
+def llama3():
+    path = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data" / "vocab" / "ggml-vocab-llama-bpe.gguf"
+    if not path.exists():
+        pytest.skip(f"{path} is absent")
+    t = tokenizer.load(GGUF(path))
+    t.encode("a")
+    return t
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("pre", EACH_RULE)
+def test_a_megabyte_takes_less_than_a_second(llama3, pre, monkeypatch):  # 73, 74: every rule over merges of a real vocabulary
+    monkeypatch.setattr(llama3._model, "_splitter", splitter(RULES[pre]))
+    check_seconds(llama3, 1_000_000)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("pre", EACH_RULE)
-def test_very_long_runs(make, pre):  # 100 KB is what kills recursive engines
-    check_runs(make(bpe_keys(pre=kv(T + "pre", STRING, pre))), 1_000_000 if os.environ.get("PYENGINE_CAMPAIGN") else 150_000,
-               ("", "x", "\n"))
+def test_very_long_runs(llama3, pre, monkeypatch):  # 100 KB is what kills recursive engines
+    monkeypatch.setattr(llama3._model, "_splitter", splitter(RULES[pre]))
+    check_seconds(llama3, 100_000)
+
+
+@pytest.mark.long
+def test_a_megabyte_of_sentencepiece(real_model):  # 74
+    check_seconds(tokenizer.load(GGUF(real_model("gemma-3-270m"))), 1_000_000)
 
 
 @pytest.mark.timeout(120)

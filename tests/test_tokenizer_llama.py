@@ -142,6 +142,18 @@ def test_a_name(pre, folder):
     assert check_name(pre, folder, 60) == 60
 
 
+def test_gemma4_is_a_kind_of_its_own(folder):
+    """Text in and out, without tokenizer.ggml.pre, BOS unless the file says no."""
+    path = folder / "kind.gguf"
+    entries = [kv(T + "model", STRING, "gemma4"), *character_vocabulary("gemma4")[2:]]
+    vocab_models.model(path, entries)
+    t = tokenizer.load(GGUF(path))
+    with vocab_models.oracle(path) as ids:
+        assert compare(t, ids, vocab_models.strings(60, 12)) == 60
+    text = "The  cat\n\n\n 🦙 \u1234 x"
+    assert t.encode(text)[0] == 0 and t.decode(t.encode(text)) == text
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("pre", RULES)
 def test_every_name(pre, folder):

@@ -38,8 +38,9 @@ _IN_UTF8 = frozenset(range(256)) - {0xC0, 0xC1} - frozenset(range(0xF5, 0x100))
 
 def pre_tokenizer_name(gguf):
     name = gguf.get_str("tokenizer.ggml.pre", default=None)
-    if name is None:
-        warnings.warn("tokenizer.ggml.pre is missing: splitting words by the default rule, which may not be the one "
+    if name in (None, "default"):
+        found = "missing" if name is None else repr(name)
+        warnings.warn(f"tokenizer.ggml.pre is {found}: splitting words by the default rule, which may not be the one "
                       "this model was trained with", stacklevel=4)
         return "default"
     if name not in RULES:
@@ -114,9 +115,9 @@ class ByteLevelBPE:
 def surface(vocabulary, token, of_characters=False):
     """Bytes of a normal or unused token; characters outside the byte alphabet stand for themselves."""
     text = vocabulary.tokens[token]
-    if of_characters:
-        return text.replace(SPACE, b" ")
     if vocabulary.types[token] == USER_DEFINED:
         return text
+    if of_characters:
+        return text.replace(SPACE, b" ")
     return b"".join(_BYTES.get(ord(c)) or c.encode("utf-8", "surrogateescape")
                     for c in text.decode("utf-8", "surrogateescape"))

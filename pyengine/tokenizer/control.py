@@ -7,6 +7,7 @@ import re
 
 from ..errors import TokenizerError
 
+_BLANKS = " \t\n\v\f\r"  # that tokens take with them: C's, as with llama.cpp; not U+3000
 _MAX_LENGTHS = 64  # different token lengths behind one prefix: bounds the work per character
 
 
@@ -57,13 +58,13 @@ class ControlTokens:
                 if found is not None and not (mark and n == 1 and text.startswith(mark, at + 1)):
                     before = text[start:at]
                     if found in self._lstrip:
-                        before = before.rstrip()
+                        before = before.rstrip(_BLANKS)
                     if before:
                         parts.append(before)
                     parts.append(found)
                     at += n
                     if found in self._rstrip:
-                        while at < len(text) and text[at].isspace():
+                        while at < len(text) and text[at] in _BLANKS:
                             at += 1
                     start = at
                     break

@@ -239,7 +239,7 @@ def strips(gguf, model, pre):
     arch = gguf.get_str("general.architecture", default="")
     if "phi-3" in name or "phi3" in name:
         return frozenset(), lambda text: text not in ("<unk>", "<s>", "<|endoftext|>")
-    if pre in ("jina-v2-de", "jina-v2-es", "jina-v2-code", "roberta-bpe") or model == "t5":
+    if pre in ("jina-v2-de", "jina-v2-es", "jina-v2-code", "roberta-bpe", "mmbert") or model == "t5":
         return frozenset(("<mask>",)), None     # RoBERTa's and, in unigram vocabularies, XLM-R's
     if "modern-bert" in (pre, arch) or "modern-bert" in name or "modernbert" in name:
         return frozenset(("[MASK]",)), None
