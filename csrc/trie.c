@@ -2,7 +2,7 @@
  *
  * Why not a walk per place of the text, as is usual: its time is the text's length times the longest token's, and the
  * file chooses the token. Read backwards, the automaton tells the longest token that begins at a place; read forwards,
- * all that end there, each in constant time. XLM-R's 250,002 tokens (900,000 nodes) take 35 MB and 0.3 s. */
+ * all that end there, each in constant time. Gemma 3's 262,144 tokens take 40 MB and 0.2 s. */
 #include "trie.h"
 
 static int grow(pe_trie *t, uint32_t *cap) {

@@ -271,7 +271,8 @@ def test_hostile_texts_take_less_than_a_second_per_megabyte(make, kind, size, re
     t = vocabulary("bert-bge") if kind == "bert" else request.getfixturevalue({"t5": "unigram", "rwkv": "world"}.get(kind, "plamo"))
     t.encode("x")
     longest = max((t.piece(i).decode("utf-8", "ignore") for i in range(t.n_vocab)), key=len)
-    check_speed(t, [*RUNS, longest[:-1], longest], size)
+    every = "".join(map(chr, range(0x10000, 0x10000 + size // 4)))  # characters that were not met before
+    check_speed(t, [*RUNS, longest[:-1], longest, every], size)
 
 
 @pytest.mark.parametrize("size", SIZES)

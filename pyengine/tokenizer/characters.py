@@ -61,8 +61,8 @@ PUNCTUATION = _table(
     "1144B-1144F 1145A-1145B 1145D 114C6 115C1-115D7 11641-11643 11660-1166C 116B9 1173C-1173E 1183B 11944-11946 119E2 "
     "11A3F-11A46 11A9A-11A9C 11A9E-11AA2 11B00-11B09 11C41-11C45 11C70-11C71 11EF7-11EF8 11F43-11F4F 11FFF 12470-12474 "
     "12FF1-12FF2 16A6E-16A6F 16AF5 16B37-16B3B 16B44 16E97-16E9A 16FE2 1BC9F 1DA87-1DA8B 1E95E-1E95F")
-CONTROLS = _table(
-    "0-1F 7F-9F AD 600-605 61C 6DD 70F 890-891 8E2 180E 200B-200F 202A-202E 2060-2064 2066-206F D800-F8FF FEFF FFF9-FFFB "
+CONTROLS = _table(  # without those that are blanks
+    "0-8 E-1F 7F-84 86-9F AD 600-605 61C 6DD 70F 890-891 8E2 180E 200B-200F 202A-202E 2060-2064 2066-206F D800-F8FF FEFF FFF9-FFFB "
     "110BD 110CD 13430-1343F 1BCA0-1BCA3 1D173-1D17A E0001 E0020-E007F F0000-FFFFD 100000-10FFFD")
 BLANKS = _table("9-D 20 85 A0 1680 2000-200A 2028 2029 202F 205F 3000")
 # Ideographs that are words of their own. 2B920 is what HF's tokenizers have where 2B820 is meant.
@@ -72,21 +72,42 @@ ASCII_SYMBOLS = _table("24 2B 3C-3E 5E 60 7C 7E")
 _LATER = _table("1C89 A7CB A7CC A7CE A7D2 A7D4 A7DA A7DC 105C9 105E4 10D50-10D65 11383 11385 1138E 11391 113C5 113C7 113C8 "
                 "16121-16128 16D68-16D6A 16EA0-16EB8")
 # Capitals of Unicode 14, which Python 3.10 lacks, as runs: first, last, distance to the small one.
-_CAPITALS = ((0x2C2F, 0x2C2F, 48), (0xA7C0, 0xA7C0, 1), (0xA7D0, 0xA7D0, 1), (0xA7D6, 0xA7D6, 1), (0xA7D8, 0xA7D8, 1),
-             (0x10570, 0x1057A, 39), (0x1057C, 0x1058A, 39), (0x1058C, 0x10592, 39), (0x10594, 0x10595, 39))
+_CAPITALS = {code: code + distance for first, last, distance in (
+    (0x2C2F, 0x2C2F, 48), (0xA7C0, 0xA7C0, 1), (0xA7D0, 0xA7D0, 1), (0xA7D6, 0xA7D6, 1), (0xA7D8, 0xA7D8, 1), (0x10570, 0x1057A, 39),
+    (0x1057C, 0x1058A, 39), (0x1058C, 0x10592, 39), (0x10594, 0x10595, 39)) for code in range(first, last + 1)}
+
+WORD, BLANK, GONE, MARK, ALONE = range(5)  # what WordPiece does with a character
+
+
+def _classes():
+    """Where a class begins, and which it is. U+FFFD goes as controls do."""
+    kinds = {}
+    for table, kind in ((CONTROLS, GONE), ((0xFFFD, 0xFFFE), GONE), (MARKS, MARK), (PUNCTUATION, ALONE), (ASCII_SYMBOLS, ALONE),
+                        (IDEOGRAPHS, ALONE), (BLANKS, BLANK)):
+        for first, end in zip(table[::2], table[1::2]):
+            kinds[first] = kind
+            kinds.setdefault(end, WORD)
+    starts = sorted(kinds)
+    return starts, [kinds[start] for start in starts]
+
+
+_STARTS, _KINDS = _classes()
+
+
+def kind(code):
+    return _KINDS[bisect.bisect_right(_STARTS, code) - 1]
 
 
 def lower(code):
     """The small letter; of those with several characters the first."""
-    if is_in(_LATER, code):
-        return code
-    for first, last, distance in _CAPITALS:
-        if first <= code <= last:
-            return code + distance
-    return ord(chr(code).lower()[0])
+    small = ord(chr(code).lower()[0])
+    if small == code:
+        return _CAPITALS.get(code, code)
+    return code if is_in(_LATER, code) else small
 
 
 def base(code):
     """The first character of the canonical decomposition: the letter without its accents, of a Hangul syllable the
     leading consonant."""
-    return code if is_in(_LATER, code) else ord(unicodedata.normalize("NFD", chr(code))[0])
+    first = ord(unicodedata.normalize("NFD", chr(code))[0])
+    return code if first != code and is_in(_LATER, code) else first
