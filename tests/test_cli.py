@@ -60,6 +60,19 @@ def test_raw_and_chat(run, base, talker):
     assert (code, err) == (0, "")
 
 
+def test_variables_of_the_template(run, tmp_path):
+    write(tmp_path / "m.gguf", Spec(seed=2, vocabulary="bpe", chat_template="{{ 'yes' if enable_thinking else 'n' }}", n_vocab=400))
+    model = ["-m", tmp_path / "m.gguf", "-p", "x", "-n", 1]
+    short, long = (run(*model, *more)[2] for more in ([], ["--chat-template-kwargs", '{"enable_thinking": true}']))
+    assert "prompt 1 tokens" in short and "prompt 3 tokens" in long
+    for value, says in (("{", "--chat-template-kwargs"), ("1", "expected a JSON object"), ('{"other": 1}', "does not read it")):
+        try:
+            code, _, err = run(*model, "--chat-template-kwargs", value)
+        except SystemExit as e:
+            code, err = 1, str(e)
+        assert code and says in err
+
+
 def test_prompt_sources(run, talker, tmp_path):
     """-p, -f, - and stdin are the same prompt."""
     (tmp_path / "p.txt").write_text("ab cd")

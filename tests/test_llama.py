@@ -122,6 +122,17 @@ def test_chat_is_its_tokens(smollm2):
     assert a.tokens == smollm2.generate(tokens, max_tokens=12, **GREEDY).tokens and a.text
 
 
+def test_tools_that_the_template_does_not_read(smollm2):
+    messages = [{"role": "user", "content": "hi"}]
+    for given in ({"tools": [{"type": "function"}]}, {"documents": [{}]}, {"template_variables": {"enable_thinking": False}}, {"chat_template": "tool_use"}):
+        with pytest.raises(pyengine.RequestError) as e:
+            smollm2.chat(messages, **given)
+        assert e.value.param.split(".")[0] == next(iter(given))
+    assert list(smollm2.chat_templates) == ["default"] and smollm2.chat_templates["default"] == smollm2.chat_template
+    open_end = smollm2.chat_tokens([*messages, {"role": "assistant", "content": "Hello"}], continue_final_message=True)
+    assert smollm2.detokenize(open_end, special=True).endswith("<|im_start|>assistant\nHello")
+
+
 # ---- text out ------------------------------------------------------------------------
 
 def test_characters_come_whole(smollm2):

@@ -101,6 +101,21 @@ def sampling(args) -> dict:
         ignore_eos=args.ignore_eos)
 
 
+def template_variables(args) -> "dict | None":
+    """What --chat-template-kwargs says."""
+    if args.chat_template_kwargs is None:
+        return None
+    import json
+
+    try:
+        found = json.loads(args.chat_template_kwargs)
+    except (ValueError, RecursionError) as e:
+        raise SystemExit(f"--chat-template-kwargs: {e}") from None
+    if not isinstance(found, dict):
+        raise SystemExit(f"--chat-template-kwargs {args.chat_template_kwargs[:60]}: expected a JSON object")
+    return found
+
+
 def _bias(options) -> "dict | None":
     out = {}
     for text in options:

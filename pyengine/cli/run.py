@@ -30,6 +30,7 @@ def parser():
     p.add_argument("--no-escape", dest="escape", action="store_false")
     p.add_argument("--json", action="store_true", help="print the answer, its tokens and timings as one JSON object")
     p.add_argument("-mli", "--multiline-input", action="store_true", help="in a chat: a turn ends with an empty line")
+    p.add_argument("--chat-template-kwargs", metavar="JSON", help="variables for the chat template, as '{\"enable_thinking\": false}'")
     arguments.add_model(p)
     arguments.add_sampling(p)
     return p
@@ -41,8 +42,8 @@ def main(argv) -> int:
     system = args.system_prompt
     if system is not None and args.escape:
         system = arguments.unescape(system)
-    if args.raw and (system is not None or args.conversation):
-        raise SystemExit("--raw completes the text as it is: expected no -sys and no -cnv with it")
+    if args.raw and (system is not None or args.conversation or args.chat_template_kwargs is not None):
+        raise SystemExit("--raw completes the text as it is: expected no -sys, no -cnv and no --chat-template-kwargs with it")
     if prompt is None or args.conversation and not args.single_turn:
         from . import chat
 
@@ -80,7 +81,7 @@ def answer(model, args, prompt, system) -> int:
         note("chat template of the file: the prompt is one user turn (--raw completes the text)")
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": prompt})
-        stream = model.chat(messages, stream=True, **arguments.sampling(args))
+        stream = model.chat(messages, stream=True, template_variables=arguments.template_variables(args), **arguments.sampling(args))
     else:
         note("completing the text" + ("" if args.raw else ": the file has no chat template"))
         stream = model.generate(prompt, stream=True, **arguments.sampling(args))
