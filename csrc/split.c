@@ -363,12 +363,13 @@ int pe_split_text(const pe_splitter *s, const uint8_t *text, uint64_t n, uint8_t
   if (n >= UINT32_MAX) return PE_EINVAL;
   for (uint32_t i = 0; i < s->n_stages; i++)
     if (s->stages[i].kind == SEARCH && s->stages[i].end - s->stages[i].start > most) most = s->stages[i].end - s->stages[i].start;
-  memory *mem = calloc(most, sizeof *mem);
+  memory *mem = pe_alloc(most, sizeof *mem);
   if (!mem) return PE_ENOMEM;
   classify(s, text, n, c);
   memset(cut, 0, n + 1);
   cut[0] = cut[n] = 1;
   for (uint32_t i = 0; i < s->n_stages; i++) {
+    memset(mem, 0, most * sizeof *mem); /* what was remembered is of another rule */
     for (uint32_t a = 0, b; a < n; a = b) {
       b = (uint32_t)((uint8_t *)memchr(cut + a + 1, 1, n - a) - cut);
       if (s->stages[i].kind == SEARCH)

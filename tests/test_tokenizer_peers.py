@@ -81,7 +81,7 @@ def test_byte_level_bpe_equals_hf(name):
         assert t.encode(text, add_bos=False) == theirs(text), text
 
 
-SOUP = ["a b", "x y z", " ", "  ", "    ", "\n", "\r\n ", "\t", "I'll", "'S", "1", "1234567", "Ab C", "HTTPServer", "é", "É e", "歪", "日本 a", "かな。",
+SOUP = ["a b", "naïve", "zé", "x y z", " ", "  ", "    ", "\n", "\r\n ", "\t", "I'll", "'S", "1", "1234567", "Ab C", "HTTPServer", "é", "É e", "歪", "日本 a", "かな。",
         "한국어", "!", " ?!", "._a b", "/", "$+", "\u0301", "e\u0301", "\u00a0", "\u3000", "ß a B", "🦙 a", "<sentinel:12>", "IMGIMGABZ", "\u200d"]
 
 
@@ -96,8 +96,8 @@ def test_words_equal_those_of_hf(pre):
     theirs = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(e), "isolated") for e in RULES[pre]]).pre_tokenize_str
     ours = splitter(RULES[pre])
     draw = random.Random(3)
-    for _ in range(400):
-        text = "".join(draw.choice(SOUP) for _ in range(draw.randrange(1, 25)))
+    for i in range(400):  # many short ones: what one stage remembers of a piece must not meet the next stage
+        text = "".join(draw.choice(SOUP) for _ in range(1 + i % 2 * draw.randrange(25)))
         assert ours.words(text) == [word.encode() for word, _ in theirs(text)], text
 
 
