@@ -49,7 +49,7 @@ def builder() -> FFI:
         sources=[f"csrc/{p.name}" for p in sorted(CSRC.glob("*.c")) if not p.name.endswith(".inl.c")],
         include_dirs=["csrc"],
         extra_compile_args=["-std=gnu11", OPTIMIZE, *DEBUG, "-ffp-contract=off", "-fno-math-errno", "-pthread",
-                            "-fvisibility=hidden", "-Wall"],
+                            "-fvisibility=hidden", "-Wall", "-Wno-psabi"],
         extra_link_args=["-pthread"],
         # a changed header or body file rebuilds everything that may include it
         depends=[f"csrc/{p.name}" for p in sorted([*CSRC.glob("*.h"), *CSRC.glob("*.inl.c")])] + ["setup.py"],

@@ -367,6 +367,23 @@ int32_t pe_prog_phases(const pe_prog *);         /* phases of the last step: tai
 void pe_prog_stop(pe_prog *, int32_t stop);      /* 1: a running step ends with PE_ESTOPPED; 0: runs again */
 void pe_prog_profile(pe_prog *, int64_t *ns);    /* NULL or [n_insns]: time of each instruction, summed over threads and steps */
 
+/* ---- quantize.c: weights to another type ------------------------------------------------ */
+#define PE_QUANTIZE_SCRATCH 49152
+typedef struct pe_quantize_job {   /* rows of one tensor; jobs run side by side, each with a row of its own */
+  int32_t from, to;        /* ggml type ids */
+  uint32_t isa;            /* bits to use; the result does not depend on them */
+  int32_t pad;
+  const void *in;
+  void *out;
+  int64_t rows, k;         /* k: a multiple of both blocks */
+  const float *importance; /* NULL, or k numbers above 0 for every row: how much an error in that column weighs */
+  float *row;              /* room for k + PE_QUANTIZE_SCRATCH floats */
+  int64_t bad;             /* PE_ENONFINITE, PE_ERANGE: index of the weight among rows*k */
+  double bad_value, limit; /* PE_ERANGE: the largest weight the type holds */
+} pe_quantize_job;
+int pe_quantize_rows(pe_quantize_job *j);
+int pe_can_quantize(int32_t wtype);   /* 1: a type that pe_quantize_rows writes */
+
 /* ---- bench.c: the yardsticks of bench/kernels.py ------------------------------------- */
 /* bench-section */
 uint64_t pe_read_loop(const void *p, int64_t n);   /* reads n bytes in order; the result only keeps the loop alive */

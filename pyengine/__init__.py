@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Llama": "llama",
     "AsyncLlama": "aio",
+    "quantize": "convert",
     "Completion": "stream",
     "Stream": "stream",
     "Session": "session",

@@ -127,6 +127,11 @@ class Metadata:
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self._find(key) >= 0
 
+    def raw_keys(self) -> Iterator[tuple[str, memoryview]]:
+        """Every key with the bytes of its whole entry as they stand in the file, for who writes a header from them."""
+        for e in self._entries():
+            yield self._key_text(e), self._head[e.at : e.end]
+
     def entry(self, key: str) -> Entry | None:
         """Where the key's value lies, or None."""
         i = self._find(key)

@@ -10,7 +10,7 @@ here, and no kernel is chosen.
 from dataclasses import dataclass
 
 from .errors import RequestError, UnsupportedError
-from .native import ffi, lib
+from .native import ffi, isa_mask, lib
 
 ACT_F32, ACT_Q32, ACT_Q256 = lib.PE_ACT_F32, lib.PE_ACT_Q32, lib.PE_ACT_Q256
 ACT_NAMES = {ACT_F32: "f32", ACT_Q32: "q32", ACT_Q256: "q256"}
@@ -417,3 +417,46 @@ def activation_rows(act: int, x):
         at += (raw.shape[1] + 63) // 64 * 64
     assert at == stride
     return rows
+
+
+# ---- weights to another type ---------------------------------------------------------------
+
+
+def quantize_rows(source: QuantType, target: QuantType, data, rows: int, k: int, importance=None, isa: int | None = None,
+                  first: int = 0) -> "tuple[bytearray, str | None]":
+    """Rows of k weights as another type's bytes, and what is wrong with them, in words, if anything is.
+    data: a buffer of whole rows. importance: a buffer of k floats above 0. first: number of the first weight, for the
+    words. No byte depends on isa."""
+    out = bytearray(rows * target.row_bytes(k))
+    assert memoryview(data).nbytes == rows * source.row_bytes(k)
+    floats, given, written = ffi.new("float[]", k + lib.PE_QUANTIZE_SCRATCH), ffi.from_buffer("char[]", data), ffi.from_buffer("char[]", out)
+    job = ffi.new("pe_quantize_job *", {"from": source.id, "to": target.id, "isa": isa_mask() if isa is None else isa,
+                                        "rows": rows, "k": k, "row": floats, "in": given, "out": written,
+                                        "importance": ffi.NULL if importance is None else ffi.from_buffer("float[]", importance)})
+    code = lib.pe_quantize_rows(job)
+    ffi.release(given)
+    ffi.release(written)
+    if code == lib.PE_ENONFINITE:
+        return out, f"element {first + job.bad} is {job.bad_value}, expected finite weights"
+    if code == lib.PE_ERANGE:
+        return out, (f"element {first + job.bad} is {job.bad_value:g}, expected at most {job.limit:g} in size: "
+                     f"{target.name} holds no larger one")
+    if code != lib.PE_OK:
+        return out, f"{source.name} cannot be made {target.name}"
+    return out, None
+
+
+def quantize(name: str, x, *, importance=None, isa: int | None = None):
+    """float32 [rows, k] as blocks of a type: uint8 [rows, bytes]. importance: how much an error in each column weighs."""
+    import numpy as np
+
+    x = np.ascontiguousarray(x, dtype=np.float32)
+    rows, k = x.shape
+    if importance is not None:
+        importance = np.ascontiguousarray(importance, dtype=np.float32)
+        if importance.shape != (k,) or not (importance > 0).all():
+            raise RequestError(f"found {importance.shape}, expected {k} numbers above 0", param="importance")
+    out, wrong = quantize_rows(BY_NAME["F32"], BY_NAME[name], x, rows, k, importance, isa)
+    if wrong:
+        raise RequestError(f"x: {wrong}", param="x")
+    return np.frombuffer(out, np.uint8).reshape(rows, -1)

@@ -29,6 +29,9 @@ ALLOWED = {
     "sampling": {"native"},
     "schedule": {"cache"},
     "speculate": set(),
+    "mixes": {"native", "quants"},
+    "imatrix": {"gguf", "mapped"},
+    "convert": {"mixes", "imatrix", "machine", "gguf", "mapped", "native", "quants"},
     "draft": {"cache", "fit", "gguf", "plan", "sampling", "speculate"},
     "tokenizer": {"native"},
     "chat": {"sandbox"},
@@ -55,7 +58,7 @@ ALLOWED = {
     "aio": {"llama"},
     "serve": {"aio", "llama", "request", "sampling", "__init__"},
     "compat": {"llama", "grammar", "gguf", "tokenizer", "chat", "sampling", "native", "machine"},
-    "cli": {"evaluate", "verdict", "serve", "llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
+    "cli": {"convert", "mixes", "evaluate", "verdict", "serve", "llama", "fit", "tune", "yardstick", "thermal", "stream", "plan", "gguf", "mapped", "metadata", "tokenizer", "chat", "catalog", "machine", "native", "__init__"},
 }
 HEAVY = ("numpy", "jinja2", "sentencepiece", "tokenizers", "rich", "huggingface_hub", "llguidance", "matplotlib")
 

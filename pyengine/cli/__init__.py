@@ -12,6 +12,7 @@ COMMANDS = {
     "serve": "answer over HTTP",
     "pull": "fetch a model",
     "inspect": "show what a GGUF file holds, and say whether and how well it will run here",
+    "quantize": "write a model in another weight type",
     "tokenize": "text to token ids and back",
     "explain": "print the compiled program of a model",
     "fit": "say what memory a model needs, and what to change if it is not there",
