@@ -90,6 +90,31 @@ def test_case_83_yarn_follows_the_paper(tmp_path):
     assert math.isclose(table.attrs["mscale"], 1 + 0.1 * math.log(s), rel_tol=1e-12)
 
 
+@pytest.mark.parametrize("keys, want", [
+    ({}, 1 + 0.1 * math.log(8)),
+    ({"attn_factor": 0.5}, 0.5 * (1 + 0.1 * math.log(8))),
+    ({"yarn_attn_factor": 1.25}, 1.25),                                     # transformers' attention_factor, in place of the rule
+    ({"yarn_attn_factor": 1.25, "attn_factor": 2.0}, 2.5),
+    ({"yarn_log_multiplier": 1.0}, 1.0),                                    # mscale_all_dim: what it adds is taken off again
+    ({"yarn_log_multiplier": 0.5}, (1 + 0.1 * math.log(8)) / (1 + 0.05 * math.log(8))),
+    ({"yarn_ext_factor": 0.0}, 1.0),                                        # then it is linear
+    ({"yarn_ext_factor": -1.0}, 1 + 0.1 * math.log(8)),                     # "not set"
+    ({"factor": 0.5}, 1.0),
+    ({"type": "linear", "attn_factor": 1.5}, 1.5),
+    ({"type": "none", "attn_factor": 1.5}, 1.5),
+])
+def test_case_83_magnitudes(tmp_path, keys, want):
+    spec = Spec(rope_scaling="yarn", rope_factor=8.0, rope_orig_ctx=64)
+    (table,) = tables(graph(tmp_path, spec, keys={f"llama.rope.scaling.{name}": value for name, value in keys.items()}))
+    assert math.isclose(table.attrs["mscale"], want, rel_tol=1e-7)          # the keys are float32
+
+
+def test_case_83_without_extrapolation_yarn_is_linear(tmp_path):
+    (a,) = tables(graph(tmp_path, Spec(rope_scaling="yarn", rope_orig_ctx=64), keys={"llama.rope.scaling.yarn_ext_factor": 0.0}))
+    (b,) = tables(graph(tmp_path, Spec(rope_scaling="linear")))
+    assert a.attrs == b.attrs
+
+
 def test_case_83_positions_0_1_100_differ_as_the_scaling_says(tmp_path):
     got = {}
     for scaling in ("none", "linear", "yarn"):

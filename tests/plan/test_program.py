@@ -152,6 +152,33 @@ def test_a_step_longer_than_a_piece_of_the_ffn(tiny, runner, weight_type):
     assert last.tobytes() == want.tobytes()
 
 
+def temperature(tiny, **more):
+    spec = dict(arch="mistral3", rope_scaling="yarn", rope_orig_ctx=16, temperature=0.3)
+    return plan.compile(tiny(**spec), n_ctx=1000, **more)
+
+
+def test_scales_by_position_are_the_nearest_floats(tiny):
+    import mpmath
+
+    program = temperature(tiny)
+    first, second = (i for i in program.instrs if i.op == "EW")
+    assert first.args["b"] is second.args["b"] and first.n["period"] == 16
+    found = np.frombuffer(first.args["b"].data, np.float32)
+    slope = float(np.float32(0.3))
+    with mpmath.workprec(120):
+        exact = np.array([np.longdouble(mpmath.nstr(1 + slope * mpmath.log(1 + i), 30)) for i in range(63)])
+    assert len(found) == 63 and found[0] == 1
+    assert (np.abs(found - exact) <= np.spacing(found) * np.longdouble(0.5000001)).all()
+
+
+@pytest.mark.parametrize("n", [{"steps": 62}, {"period": 15}, {"period": 0}, {"steps": 1 << 40}])
+def test_scales_that_do_not_reach_the_last_position_do_not_bind(tiny, n):
+    program = temperature(tiny)
+    next(i for i in program.instrs if i.op == "EW").n.update(n)
+    with pytest.raises(errors.PyengineError, match="EW .*does not bind"):
+        program.open([16], 1)
+
+
 def test_window_pages_may_be_gone(tiny, runner):
     """In a group with a window, pages that nobody can see any more need not exist."""
     g = tiny(arch="gemma3", window=8)
