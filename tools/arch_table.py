@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from pyengine.arch import ARCHITECTURES, known  # noqa: E402
 
+ALIASES = {name: module for name, module in ARCHITECTURES.items() if module != name.replace("-", "_")}
 DOC = ROOT / "docs" / "models.md"
 MARK = re.compile(r"<!-- architectures -->\n.*?<!-- end of architectures -->", re.DOTALL)
 
@@ -30,7 +31,7 @@ def models(name: str) -> str:
 
 def table() -> str:
     lines = ["| runs | models |", "|---|---|"]
-    lines += [f"| `{name}` | {models(name)} |" for name in sorted(ARCHITECTURES)]
+    lines += [f"| `{name}` | {models(name) if name not in ALIASES else f'as `{ALIASES[name]}`'} |" for name in sorted(ARCHITECTURES)]
     lines += ["", "| planned | what it needs first | nearest that runs |", "|---|---|---|"]
     for word, what in sorted(known.WORDS.items(), key=lambda item: item[1]):
         near = {}

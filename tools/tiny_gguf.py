@@ -33,14 +33,15 @@ WRONG = {
     "command-r": ("rope", "norm", "scale", "logit scale"),
     "cohere2": ("rope", "norm", "scale", "window"),
     "smollm3": ("rope", "norm", "scale"),
+    **dict.fromkeys(("ernie4_5", "exaone", "internlm2", "pangu-embedded", "xverse"), ("rope", "norm", "scale")),
     "granite": ("rope", "norm", "embedding scale", "attention scale", "residual scale", "logit scale"),
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
 }
-HALVES = ("gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3")  # rope turns pairs half a head apart
+HALVES = ("exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3")  # rope turns pairs half a head apart
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
 LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
-BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv"}  # o: output, f: feed-forward
+BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo"}  # o: output, f: feed-forward
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"

@@ -12,16 +12,21 @@ from ..errors import UnsupportedError
 ARCHITECTURES = {
     "cohere2": "cohere2",
     "command-r": "command_r",
+    "ernie4_5": "llama",
+    "exaone": "qwen2",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "granite": "granite",
+    "internlm2": "llama",
     "llama": "llama",
     "mistral3": "mistral3",
+    "pangu-embedded": "qwen2",
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "smollm3": "smollm3",
+    "xverse": "llama",
 }
 
 

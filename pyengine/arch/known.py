@@ -34,7 +34,7 @@ PLANNED = {
     "cohere2moe": ("experts", "cohere2"), "dbrx": ("experts", "llama"),
     "deci": ("blocks", "llama"), "deepseek": ("experts", "llama"), "deepseek2": ("latent", "llama"), "deepseek2-ocr": ("experts", "llama"),
     "deepseek32": ("sparse", "llama"), "deepseek4": ("sparse", "llama"), "dots1": ("experts", "qwen3"), "dots3note": ("experts", "llama"),
-    "ernie4_5": ("words", "llama"), "ernie4_5-moe": ("experts", "llama"), "eurobert": ("both", "llama"), "exaone": ("words", "llama"),
+    "ernie4_5-moe": ("experts", "llama"), "eurobert": ("both", "llama"), 
     "exaone-moe": ("experts", "qwen3"), "exaone4": ("norms", "qwen3"), "falcon": ("layernorm", "command-r"), "falcon-h1": ("recurrence", "llama"),
     "gemma-embedding": ("both", "gemma3"), "gemma3n": ("streams", "gemma3"), "gemma4": ("blocks", "gemma3"),
     "glm-dsa": ("sparse", "llama"), "glm4": ("norms", "phi3"), "glm4moe": ("experts", "qwen3"), "glm5-next": ("decay", "qwen3"),
@@ -42,7 +42,7 @@ PLANNED = {
     "granitehybrid": ("recurrence", "granite"), "granitemoe": ("experts", "granite"), "graniteswitch": ("experts", "granite"),
     "grok": ("experts", "gemma2"), "grovemoe": ("experts", "qwen3"), "hrm_text": ("blocks", "llama"), "hunyuan-dense": ("norms", "qwen3"),
     "hunyuan-moe": ("experts", "qwen3"), "hunyuan_vl": ("sections", "qwen3"), "hy_v3": ("experts", "qwen3"), "hy_v4": ("experts", "qwen3"),
-    "internlm2": ("words", "llama"), "jais": ("alibi", "llama"), "jais2": ("layernorm", "llama"), "jamba": ("recurrence", "llama"),
+    "jais": ("alibi", "llama"), "jais2": ("layernorm", "llama"), "jamba": ("recurrence", "llama"),
     "jina-bert-v2": ("both", "qwen3"), "jina-bert-v3": ("both", "qwen3"), "kimi-k3": ("decay", "llama"), "kimi-linear": ("decay", "llama"),
     "laguna": ("experts", "qwen3"), "lfm2": ("conv", "qwen3"), "lfm2moe": ("conv", "qwen3"), "llama-embed": ("both", "llama"),
     "llama4": ("experts", "llama"), "maincoder": ("words", "qwen3"), "mamba": ("recurrence", "llama"), "mamba2": ("recurrence", "llama"),
@@ -52,7 +52,7 @@ PLANNED = {
     "nanbeige": ("blocks", "llama"), "nemotron": ("layernorm", "llama"), "nemotron_h": ("recurrence", "llama"),
     "nemotron_h_moe": ("recurrence", "llama"), "neo-bert": ("both", "llama"), "nomic-bert": ("both", "qwen3"), "nomic-bert-moe": ("both", "qwen3"),
     "olmo": ("words", "llama"), "olmo2": ("norms", "qwen3"), "olmoe": ("experts", "qwen3"), "openelm": ("blocks", "qwen3"),
-    "orion": ("layernorm", "llama"), "paddleocr": ("sections", "llama"), "pangu-embedded": ("words", "llama"), "phi2": ("layernorm", "phi3"),
+    "orion": ("layernorm", "llama"), "paddleocr": ("sections", "llama"), "phi2": ("layernorm", "phi3"),
     "phimoe": ("experts", "phi3"), "plamo": ("words", "llama"), "plamo2": ("recurrence", "llama"), "plamo3": ("norms", "gemma3"),
     "plm": ("latent", "llama"), "qwen": ("words", "qwen2"), "qwen2moe": ("experts", "qwen2"), "qwen2vl": ("sections", "qwen2"),
     "qwen35": ("decay", "qwen3"), "qwen35moe": ("decay", "qwen3"), "qwen3moe": ("experts", "qwen3"), "qwen3next": ("decay", "qwen3"),
@@ -60,7 +60,6 @@ PLANNED = {
     "rwkv6": ("recurrence", "llama"), "rwkv6qwen2": ("recurrence", "qwen2"), "rwkv7": ("recurrence", "llama"), "arwkv7": ("recurrence", "qwen2"),
     "seed_oss": ("words", "qwen2"), "smallthinker": ("experts", "qwen3"), "spark2_5": ("windows", "gemma2"), "stablelm": ("layernorm", "llama"),
     "starcoder": ("positions", "llama"), "starcoder2": ("layernorm", "qwen2"), "step35": ("experts", "qwen3"), "talkie": ("norms", "qwen3"),
-    "xverse": ("words", "llama"),
 }
 
 # name: why not; the nearest that runs, or "" where nothing is near

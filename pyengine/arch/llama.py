@@ -1,4 +1,5 @@
-"""llama: Llama 1 to 3, SmolLM 1 and 2, TinyLlama, Mistral 7B and what follows their layout.
+"""llama: Llama 1 to 3, SmolLM 1 and 2, TinyLlama, Mistral 7B and what follows their layout, InternLM 2, Xverse and the
+dense Ernie 4.5 under names of their own.
 Touvron et al. 2023 (arXiv:2302.13971). GGUF stores q and k rows permuted, so rope turns neighbouring pairs;
 Llama 3.1's frequency factors are the tensor rope_freqs.weight."""
 
@@ -9,7 +10,7 @@ IGNORABLE = (".attn_rot_embd", ".rotary_emb.inv_freq")
 
 
 def hyper(gguf):
-    return keys.read(gguf, "llama")
+    return keys.read(gguf, gguf.arch)
 
 
 def build(g, hp):
