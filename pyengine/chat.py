@@ -295,9 +295,26 @@ def _parsed(text):
     if not text.strip():
         return {}                      # what clients send for a call without arguments
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number)
     except (ValueError, RecursionError):
         return None
+
+
+def _object(pairs):
+    """JSON that says a name twice, or a number that is none, would reach the model as something else."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
+def _no_number(text):
+    raise ValueError(f"{text} is not JSON")
+
+
+def _number(text):
+    value = float(text)
+    return value if value - value == 0 else _no_number(text)
 
 
 def _flattened(parts, where):

@@ -214,7 +214,7 @@ def test_arguments_in_the_form_that_the_template_writes_out(form, given, shown):
     assert chat.Template(CALLS.replace("FORM", form)).render(calling(given)) == shown
 
 
-@pytest.mark.parametrize("given", ["not JSON", "[1]", '{"a": 1', '"x"', "[" * 100_000])
+@pytest.mark.parametrize("given", ["not JSON", "[1]", '{"a": 1', '"x"', "[" * 100_000, '{"a": NaN}', '{"a": -1e999}', '{"a": 1, "a": 2}'])
 def test_arguments_that_are_no_object_are_named(given):
     with pytest.raises(RequestError) as e:
         chat.Template(CALLS.replace("FORM", "| tojson")).render(calling(given))

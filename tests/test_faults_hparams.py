@@ -57,6 +57,7 @@ REFUSED = [
     (58, LLAMA, "attention.layer_norm_rms_epsilon", [NAN, INF, -1e-5, "small"]),
     (53, GEMMA2, "rope.freq_base_swa", [0.0, NAN]),
     (53, PHI, "rope.scaling.attn_factor", [NAN, INF, 0.0, -1.0]),
+    (53, YARN, "rope.freq_base", [1.0]),
     (53, YARN, "rope.scaling.yarn_beta_fast", [NAN, INF, 0.0, -1.0]),
     (53, YARN, "rope.scaling.yarn_beta_slow", [NAN, 0.0]),
     (53, YARN, "rope.scaling.yarn_ext_factor", [NAN, INF, 2.0, -2.0]),

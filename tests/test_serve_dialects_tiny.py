@@ -77,6 +77,8 @@ def test_variables_that_a_template_reads(ask):
     answers = ask([chat(reasoning_effort="high", chat_template_kwargs={"enable_thinking": True}), chat(chat_template_kwargs={"enable_thinking": True, "thinking": 1}), *given], template=READS)
     assert answers[0][0] == 200 and answers[0][1]["usage"]["prompt_tokens"] == len(answers[2][1]["tokens"])
     assert answers[1][0] == 400 and answers[1][1]["error"]["param"] == "chat_template_kwargs.thinking"
+    (agree, _), (status, answer) = ask([chat(reasoning_effort="high", chat_template_kwargs={"reasoning_effort": said}) for said in ("high", "low")], template=READS)
+    assert agree == 200 and status == 400 and answer["error"]["param"] == "chat_template_kwargs.reasoning_effort"
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -95,6 +97,7 @@ def test_tools_are_written_out_or_refused(ask):
     assert shown["prompt"] == "[f]hello" and hidden["prompt"] == "hello" and replay["prompt"] == 'hello({"x": "<é>"})'
     assert auto == none == 200 and a["usage"]["prompt_tokens"] > b["usage"]["prompt_tokens"]
     assert [(s, r["error"]["param"]) for s, r in refused] == [(400, "tool_choice"), (400, "tool_choice"), (400, "tools[0]"), (400, "tools[0]")]
+    assert 'found {"type": "web_search"}' in refused[2][1]["error"]["message"] and 'found "required"' in refused[0][1]["error"]["message"]
     ((status, answer),) = ask([chat(tools=[TOOL])])          # chatml does not know of tools
     assert status == 400 and answer["error"]["param"] == "tools" and "does not read" in answer["error"]["message"]
 

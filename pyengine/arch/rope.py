@@ -7,7 +7,7 @@ digits, rounded once to double (docs/arithmetic.md, Rope).
 
 import dataclasses
 import math
-from decimal import Context, Decimal
+from decimal import Context, Decimal, localcontext
 
 from ..errors import GGUFError, UnsupportedError
 
@@ -91,7 +91,11 @@ def _numbers(g, name, hp):
 
 def table(g, hp, base=None, scaling=None):
     """The graph's cosines and sines for the file's scaling and factors."""
-    return g.rope_table(*frequencies(hp.n_rot, base or hp.rope_base, hp.rope if scaling is None else scaling, factors(g, hp)))
+    base, scaling = base or hp.rope_base, hp.rope if scaling is None else scaling
+    if scaling.kind == "yarn" and base == 1:
+        key = f"{hp.arch}.rope.freq_base"
+        raise GGUFError(f"{g.gguf.path}: key '{key}' is {base}, expected another: yarn tells pairs apart by how fast they turn", key=key)
+    return g.rope_table(*frequencies(hp.n_rot, base, scaling, factors(g, hp)))
 
 
 def frequencies(n_rot, base, scaling=Scaling(), factors=None):
@@ -99,37 +103,34 @@ def frequencies(n_rot, base, scaling=Scaling(), factors=None):
 
     base^(-2i/n_rot), divided by the file's factors; linear and longrope: divided by the scaling factor; yarn:
     interpolated by parts, magnitude 1 + 0.1 ln factor (Peng et al. 2023, arXiv:2309.00071, sections 3.2 and 3.4)."""
-    d = DECIMAL
-    ln_base, n = d.ln(Decimal(base)), Decimal(n_rot)
-    inverse = d.divide(Decimal(1), Decimal(scaling.factor))
-    if scaling.kind == "yarn":
-        low, high = _ramp(n, ln_base, scaling)
-    out = []
-    for i in range(n_rot // 2):
-        f = d.exp(d.multiply(d.divide(Decimal(-2 * i), n), ln_base))
-        if factors is not None:
-            f = d.divide(f, Decimal(factors[i]))
-        if scaling.kind in ("linear", "longrope"):
-            f = d.multiply(f, inverse)
-        elif scaling.kind == "yarn":
-            ramp = 1 - min(Decimal(1), max(Decimal(0), d.divide(Decimal(i) - low, max(Decimal("0.001"), high - low))))
-            mix = d.multiply(ramp, Decimal(scaling.extrapolation))
-            f = d.add(d.multiply(d.multiply(f, inverse), 1 - mix), d.multiply(f, mix))
-        out.append(float(f))
-    return tuple(out), float(d.multiply(_magnitude(scaling), Decimal(scaling.attention_factor)))
+    with localcontext(DECIMAL):        # not the caller's, who may have set another precision
+        ln_base, inverse = Decimal(base).ln(), 1 / Decimal(scaling.factor)
+        if scaling.kind == "yarn":
+            low, high = _ramp(n_rot, ln_base, scaling)
+        out = []
+        for i in range(n_rot // 2):
+            f = (Decimal(-2 * i) / n_rot * ln_base).exp()
+            if factors is not None:
+                f /= Decimal(factors[i])
+            if scaling.kind in ("linear", "longrope"):
+                f *= inverse
+            elif scaling.kind == "yarn":
+                ramp = 1 - min(Decimal(1), max(Decimal(0), (i - low) / max(Decimal("0.001"), high - low)))
+                mix = ramp * Decimal(scaling.extrapolation)
+                f = f * inverse * (1 - mix) + f * mix
+            out.append(float(f))
+        return tuple(out), float(_magnitude(scaling) * Decimal(scaling.attention_factor))
 
 
-def _ramp(n, ln_base, scaling):
+def _ramp(n_rot, ln_base, scaling):
     """The pairs between which yarn goes from kept to interpolated: those that turn beta_fast and beta_slow times
     within the original context."""
-    d = DECIMAL
 
     def pair(rotations):
-        x = d.divide(Decimal(scaling.original_context), d.multiply(Decimal(rotations), TWO_PI))
-        return d.divide(d.multiply(n, d.ln(x)), 2 * ln_base)
+        return n_rot * (scaling.original_context / (Decimal(rotations) * TWO_PI)).ln() / (2 * ln_base)
 
     low = max(Decimal(0), pair(scaling.beta_fast).to_integral_value("ROUND_FLOOR"))
-    return low, min(n - 1, pair(scaling.beta_slow).to_integral_value("ROUND_CEILING"))
+    return low, min(n_rot - Decimal(1), pair(scaling.beta_slow).to_integral_value("ROUND_CEILING"))
 
 
 def _magnitude(scaling):
@@ -139,8 +140,6 @@ def _magnitude(scaling):
         return Decimal(scaling.magnitude)
 
     def of(multiplier):
-        if scaling.factor <= 1:
-            return Decimal(1)
-        return 1 + DECIMAL.multiply(Decimal("0.1"), DECIMAL.multiply(Decimal(multiplier), DECIMAL.ln(Decimal(scaling.factor))))
+        return 1 + Decimal("0.1") * Decimal(multiplier) * Decimal(scaling.factor).ln() if scaling.factor > 1 else Decimal(1)
 
-    return DECIMAL.divide(of(1), of(scaling.log_multiplier))
+    return of(1) / of(scaling.log_multiplier)

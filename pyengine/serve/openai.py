@@ -10,7 +10,7 @@ from ..aio import gather, merged
 from ..errors import RequestError, UnsupportedError
 from . import answers as a, echo, rows
 from .exchange import Events, HTTPError
-from .fields import ANYTHING, FLAG, OBJECT, TEXT, Choice, Either, Field, List, Object, Table, Text, Whole, takes
+from .fields import ANYTHING, FLAG, OBJECT, TEXT, Choice, Either, Field, List, Object, Table, Text, Whole, takes, wrong
 
 LATER = "not supported by this server yet"
 
@@ -331,10 +331,9 @@ def template_input(llama, values) -> dict:
     for i, tool in enumerate(tools or ()):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError(f"tools[{i}]: expected {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}", param=f"tools[{i}]")
+            raise wrong(f"tools[{i}]", _cut(tool), "{\"type\": \"function\", \"function\": {\"name\": ...}}")
     if choice not in (None, "none", "auto"):
-        raise RequestError("tool_choice: nothing makes the model call a tool here, and calls are not taken out of its answer, expected \"auto\" or "
-                           "\"none\"", param="tool_choice")
+        raise wrong("tool_choice", _cut(choice), "\"auto\" or \"none\": nothing makes the model call a tool here, and calls are not taken out of its answer")
     how = {"tools": None if choice == "none" else tools or None, "documents": values.get("documents") or None,
            "continue_final_message": values["continue_final_message"]}
     if how["continue_final_message"] and values.get("add_generation_prompt"):
@@ -343,8 +342,15 @@ def template_input(llama, values) -> dict:
     if "reasoning_effort" in values:
         if "reasoning_effort" not in llama.template(**how).reads:
             raise RequestError("reasoning_effort: the model's template does not read it", param="reasoning_effort")
+        if variables.get("reasoning_effort", values["reasoning_effort"]) != values["reasoning_effort"]:
+            where = "chat_template_kwargs.reasoning_effort"
+            raise RequestError(f"{where}: says the same as reasoning_effort, and they differ", param=where)
         variables["reasoning_effort"] = values["reasoning_effort"]
     return {**how, "template_variables": variables, "add_generation_prompt": values.get("add_generation_prompt", True)}
+
+
+def _cut(value) -> str:
+    return json.dumps(value, ensure_ascii=False)[:60]
 
 
 def _chat_prompt(llama, values) -> list:

@@ -287,10 +287,19 @@ def test_case_111_unknown_architecture(tmp_path):
 
 def test_frequencies_do_not_come_from_libm():
     """Decimal to 40 digits, rounded once: the nearest double for every pair of a usual head."""
-    from decimal import Decimal, getcontext
+    from decimal import Context, Decimal, localcontext
 
-    getcontext().prec = 60
     got, _ = rope.frequencies(128, 500000.0)
-    for i, f in enumerate(got):
-        exact = (Decimal(-2 * i) / 128 * Decimal(500000).ln()).exp()
-        assert f == float(exact)
+    with localcontext(Context(prec=60)):
+        for i, f in enumerate(got):
+            exact = (Decimal(-2 * i) / 128 * Decimal(500000).ln()).exp()
+            assert f == float(exact)
+
+
+def test_frequencies_do_not_depend_on_the_callers_decimals():
+    from decimal import Context, localcontext
+
+    yarn = rope.Scaling("yarn", 4.0, 512, beta_fast=7.0, log_multiplier=0.5)
+    usual = rope.frequencies(64, 10000.0, yarn)
+    with localcontext(Context(prec=3)):
+        assert rope.frequencies(64, 10000.0, yarn) == usual
