@@ -191,11 +191,11 @@ class Template:
         arguments = holder.get("arguments") if isinstance(holder, dict) else None
         if isinstance(arguments, str) and not self._writes("arguments as text") and self._writes("arguments as object"):
             found = _parsed(arguments)
+            where += ".function.arguments" if holder is not call else ".arguments"
             if not isinstance(found, dict):
-                where += ".function.arguments" if holder is not call else ".arguments"
                 raise RequestError(f"{where}: found {_shown(arguments)}, expected JSON of an object, for that is what the "
                                    "model's template writes out", param=where)
-            arguments = found
+            arguments = _Copier().copy(found, where, 0)        # no deeper or larger than what comes as an object
         elif isinstance(arguments, dict) and not self._writes("arguments as object") and self._writes("arguments as text"):
             arguments = json.dumps(arguments, ensure_ascii=False)
         else:

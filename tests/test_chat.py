@@ -221,6 +221,14 @@ def test_arguments_that_are_no_object_are_named(given):
     assert e.value.param == "messages[1].tool_calls[0].function.arguments"
 
 
+@pytest.mark.parametrize("given", ['{"a":' * 100 + "1" + "}" * 100, '{"a":' * 900 + "1" + "}" * 900, '{"a": %s}' % ("9" * 1000)])
+def test_arguments_as_text_have_the_bounds_of_objects(smollm2, given):
+    t, _ = smollm2
+    with pytest.raises(RequestError, match="nested deeper than 64|bits") as e:
+        chat.Template(CALLS.replace("FORM", "| tojson")).encode(t, calling(given))
+    assert e.value.param.startswith("messages[1].tool_calls[0].function.arguments")
+
+
 def test_keys_cannot_write_control_tokens_either(smollm2):
     t, _ = smollm2
     template = chat.Template("{{ tools | tojson }}{{ messages | tojson }}{{ note | tojson }}")
