@@ -25,6 +25,7 @@ from .quants import BY_NAME, quantize_rows
 
 QUANTIZATION_VERSION = 2
 _PIECE = 1 << 20          # weights a thread takes at a time: 4 MB of floats, 0.1 to 0.5 s of K-quants
+_HEAD, _ENTRY = 128, 56   # bytes of a header beside keys and tensors (split.* are 82), and of a tensor's entry beside its name, at most
 _COPY = 1 << 24           # bytes of a tensor that is carried over as it is
 _UINT16, _UINT32, _INT32 = 2, 4, 5
 
@@ -180,22 +181,24 @@ def _elements(shape) -> int:
 
 def _parts(g, out: str, kinds, file_type: int, keep_split: bool, most: int | None) -> list[_Part]:
     sized = [(t, kinds[t.name], _elements(t.shape[1:]) * BY_NAME[kinds[t.name]].row_bytes(t.shape[0])) for t in g.tensors.values()]
+    keys = _keys(g, file_type)
     if keep_split:
         groups = [[s for s in sized if s[0].file == i] for i in range(len(g.files))]
     elif most is not None:
-        groups, left = [[]], most
+        filling = max(g.alignment, 32)
+        groups, left = [[]], most - _HEAD - filling - sum(map(len, keys))     # the first file has the keys, a vocabulary of some MB
         for s in sized:
-            if s[2] > left and groups[-1]:
+            size = s[2] + filling + _ENTRY + len(s[0].name)
+            if size > left and groups[-1]:
                 groups.append([])
-                left = most
+                left = most - _HEAD - filling
             groups[-1].append(s)
-            left -= s[2]
+            left -= size
     else:
         groups = [sized]
     n = len(groups)
     if n > 99999:
         raise RequestError(f"split_max_size: makes {n} files, expected at most 99999", param="split_max_size")
-    keys = _keys(g, file_type)
     parts = []
     for i, group in enumerate(groups):
         mine = list(keys) if i == 0 else []

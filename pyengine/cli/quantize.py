@@ -2,6 +2,7 @@
 
 Words options and results; pyengine/convert.py does the work. Imported by the command line only.
 """
+import argparse
 import re
 import sys
 
@@ -29,7 +30,7 @@ def parser():
     g.add_argument("--split-max-size", type=_size, metavar="N(K|M|G)", help="several files of at most this size (a tensor is never cut)")
     g.add_argument("--force", action="store_true", help="replace files that are there")
     g.add_argument("--dry-run", action="store_true", help="say what would be made, tensor by tensor, and write nothing")
-    p.add_argument("-t", "--threads", type=int, metavar="N", help="default: all cores within the quota; no byte depends on it")
+    p.add_argument("-t", "--threads", type=int, metavar="N", help="-1 (default): all cores within the quota; no byte depends on it")
     p.add_argument("-q", "--quiet", action="store_true", help="no bar and no table")
     return p
 
@@ -37,7 +38,7 @@ def parser():
 def _size(text: str) -> int:
     found = re.fullmatch(r"(\d{1,12})([KMG]?)", text.upper())
     if not found:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected bytes as 500M or 4G")
     return int(found[1]) * {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3}[found[2]]
 
 
@@ -54,12 +55,12 @@ def main(argv) -> int:
         report = quantize(args.input, args.output, args.type, requantize=args.requantize, pure=args.pure,
                           output_tensor_type=args.output_tensor_type, token_embedding_type=args.token_embedding_type,
                           tensor_types=pairs, imatrix=args.imatrix, keep_split=args.keep_split,
-                          split_max_size=args.split_max_size, threads=args.threads, force=args.force,
+                          split_max_size=args.split_max_size, threads=None if args.threads == -1 else args.threads, force=args.force,
                           dry_run=args.dry_run, progress=show)
     if not args.quiet:
         for line in (tensors(report) if args.dry_run else ()):
             print(line)
-        for line in table(report):
+        for line in table(report, args.dry_run):
             print(line)
     return 0
 
@@ -99,11 +100,11 @@ def tensors(report: Report):
                f"{t.nbytes_before / 1e6:9.2f} -> {t.nbytes_after / 1e6:8.2f} MB")
 
 
-def table(report: Report):
+def table(report: Report, dry_run: bool = False):
     for kind, n in report.counts.items():
         size = sum(t.nbytes_after for t in report.tensors if t.after == kind)
         yield f"{kind:8} {n:5} tensors {size / 1e6:10.2f} MB"
     yield (f"{report.type}: {report.bytes_before / 1e6:.1f} MB of weights -> {report.bytes_after / 1e6:.1f} MB, "
-           f"{report.bits_per_weight:.2f} bits per weight" + (f", {report.seconds:.1f} s" if report.seconds else ""))
+           f"{report.bits_per_weight:.2f} bits per weight" + ("" if dry_run else f", {report.seconds:.1f} s"))
     for path in report.paths:
         yield path
