@@ -13,6 +13,7 @@ from jinja2 import meta, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from . import metered
@@ -113,7 +114,8 @@ _INNER = {nodes.For: ("target", "iter"), nodes.If: ("test", "elif_"), nodes.Macr
           nodes.CallBlock: ("call", "args", "defaults"), nodes.Block: ()}
 
 
-_MAKING = (nodes.List, nodes.Dict, nodes.Tuple, nodes.Macro)   # things that the garbage collector has to look through
+# What the garbage collector has to look through, and what the sandbox looks up: 1 to 2 us each.
+_DEAR = (nodes.List, nodes.Dict, nodes.Tuple, nodes.Macro, nodes.Getattr, nodes.Getitem)
 
 
 def _price(body):
@@ -124,7 +126,7 @@ def _price(body):
         if isinstance(node, nodes.TemplateData):
             count += len(node.data) // 16
         else:
-            count += 6 if isinstance(node, _MAKING) else 1
+            count += 6 if isinstance(node, _DEAR) else 1
         stack.extend(node.iter_child_nodes(only=_INNER.get(type(node))))
     return count // 4
 
@@ -176,6 +178,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj, attr, value):
         allowed = metered.METHODS.get(type(obj))
+        if isinstance(obj, Namespace):
+            spend(4)                           # its lookups are Python's
         return (allowed is None or attr in allowed) and super().is_safe_attribute(obj, attr, value)
 
     def call(__self, __context, __obj, *args, **kwargs):
