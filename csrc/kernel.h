@@ -57,6 +57,9 @@ extern const pe_row pe_rows_block32_i8mm[];
 extern const pe_row pe_rows_kquant_neon[];
 extern const pe_row pe_rows_kquant_dotprod[];
 extern const pe_row pe_rows_kquant_i8mm[];
+extern const pe_row pe_rows_iquant_neon[];
+extern const pe_row pe_rows_iquant_dotprod[];
+extern const pe_row pe_rows_iquant_i8mm[];
 #endif
 extern const pe_vops pe_vops_scalar;
 #if defined(__x86_64__) || defined(_M_X64)

@@ -30,6 +30,9 @@ static const pe_row *const row_tables[] = {
     pe_rows_kquant_neon,
     pe_rows_kquant_dotprod,
     pe_rows_kquant_i8mm,
+    pe_rows_iquant_neon,
+    pe_rows_iquant_dotprod,
+    pe_rows_iquant_i8mm,
 #endif
 };
 

@@ -3,7 +3,7 @@
  * mm_iquant_{avx2,avxvnni,avx512}.c, after the file with their way of multiplying.
  *
  * An entry's four bytes are just what a dword of a strip holds, so the indices of a group are made
- * for all rows at once and the codebook is read by vpgatherdd: no byte is moved afterwards. The
+ * for all rows at once and the codebook is read by gathers: IQ3's dwords come as they are wanted, IQ1's and IQ2's in pairs. The
  * codebooks are 1 to 16 KB and stay in the first-level cache. */
 #ifndef PE_MM_IQUANT_H
 #define PE_MM_IQUANT_H
@@ -51,12 +51,6 @@ INLINE vi byte_at(vi v, int k) {
   return k == 0 ? vi_and(v, vi_set32(255)) : k == 3 ? vi_srl32(v, 24) : vi_and(vi_srl32(v, 8 * k), vi_set32(255));
 }
 
-/* An entry of eight elements: its two dwords. */
-INLINE void entry8(vi w[2], const uint64_t *grid, vi at) {
-  w[0] = vi_gather32(grid, at, 8);
-  w[1] = vi_gather32((const uint32_t *)grid + 1, at, 8);
-}
-
 /* ---- IQ2: entries of eight ----------------------------------------------------------------- */
 
 INLINE void unpack_iq2_xxs(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
@@ -72,7 +66,7 @@ INLINE void unpack_iq2_xxs(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
       for (int h = 0; h < 2; h++) {
         PE_UNROLL
         for (int k = 0; k < 2; k++) {
-          entry8(w + 2 * k, pe_grid_iq2_xxs, byte_at(v[2 * g], 2 * h + k));
+          vi_gather64(w + 2 * k, pe_grid_iq2_xxs, byte_at(v[2 * g], 2 * h + k));
           s[k] = repeat(signs, 2 * h + k);
         }
         take_signed(PE_IQ2_XXS, 4 * i + 2 * g + h, w, s, p, o);
@@ -92,8 +86,8 @@ INLINE void unpack_iq2_xs(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
     PE_UNROLL
     for (int c = 0; c < 4; c++) {  /* two words of nine bits entry and seven signs */
       vi signs = even_signs(vi_srl16(v[c], 9));
-      entry8(w, pe_grid_iq2_xs, vi_and(v[c], vi_set32(511)));
-      entry8(w + 2, pe_grid_iq2_xs, vi_and(vi_srl32(v[c], 16), vi_set32(511)));
+      vi_gather64(w, pe_grid_iq2_xs, vi_and(v[c], vi_set32(511)));
+      vi_gather64(w + 2, pe_grid_iq2_xs, vi_and(vi_srl32(v[c], 16), vi_set32(511)));
       s[0] = repeat(signs, 0);
       s[1] = repeat(signs, 2);
       take_signed(PE_IQ2_XS, 4 * i + c, w, s, p, o);
@@ -118,7 +112,7 @@ INLINE void unpack_iq2_s(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
         PE_UNROLL
         for (int k = 2 * e; k < 2 * e + 2; k++) {
           vi top = vi_and(k == 0 ? high : vi_srl32(high, 2 * k), vi_set32(0x300));
-          entry8(w + k % 2 * 2, pe_grid_iq2_s, vi_or(byte_at(v[c], k), top));
+          vi_gather64(w + k % 2 * 2, pe_grid_iq2_s, vi_or(byte_at(v[c], k), top));
           s[k % 2] = repeat(f[c], k);
         }
         take_signed(PE_IQ2_S, 8 * i + 2 * c + e, w, s, p, o);
@@ -218,7 +212,7 @@ INLINE void unpack_iq1_s(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
         PE_UNROLL
         for (int k = 2 * e; k < 2 * e + 2; k++) {
           vi top = vi_and(k < 3 ? vi_sll32(word, 8 - 3 * k) : vi_srl32(word, 1), vi_set32(0x700));
-          entry8(w + k % 2 * 2, pe_grid_iq1, vi_or(byte_at(v[c], k), top));
+          vi_gather64(w + k % 2 * 2, pe_grid_iq1, vi_or(byte_at(v[c], k), top));
         }
         PE_UNROLL
         for (int k = 0; k < 4; k++) w[k] = vi_add8(w[k], more);
@@ -253,7 +247,7 @@ INLINE void unpack_iq1_m(const pe_lanes *l, int64_t off, kpanel *p, one *o) {
         for (int k = 2 * e; k < 2 * e + 2; k++) {
           vi top = vi_and(k < 2 ? vi_sll32(word, 8 - 4 * k) : k == 2 ? word : vi_srl32(word, 4), vi_set32(0x700));
           vi more = one_or_less(vi_sll32(word, 28 - 4 * k), o), *to = w + k % 2 * 2;
-          entry8(to, pe_grid_iq1, vi_or(byte_at(v[c], k), top));
+          vi_gather64(to, pe_grid_iq1, vi_or(byte_at(v[c], k), top));
           to[0] = vi_add8(to[0], more);
           to[1] = vi_add8(to[1], more);
         }

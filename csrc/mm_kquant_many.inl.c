@@ -1,5 +1,5 @@
 /* mm_kquant_many.inl.c: matrix products with weights in blocks of 256 on 64-bit ARM for many tokens. The
- * bits are mm_scalar.c's. Included by mm_kquant_{neon,dotprod,i8mm}.c, which say how eight rows' block
+ * bits are mm_scalar.c's. Included by mm_kquant_{mull,sdot,smmla}.inl.c, which say how eight rows' block
  * lies in a panel (kpanel, pack) and how tokens meet it (block_sums, TILE tokens at a time).
  *
  * Eight adjacent rows, several blocks at a time, are unpacked into a panel in the first-level cache, and

@@ -1,80 +1,14 @@
-/* mm_kquant_neon.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS, TQ1_0, TQ2_0) of one row, taken apart where they lie:
- * strip j is the sixteen quants 16j..16j+15 in one register. No products: a strip
- * goes where mm_kquant_neon.inl.c sends it (take_strip), or to memory for panels. Included by
- * mm_kquant_{neon,dotprod,i8mm}.c. */
+/* mm_kquant_neon.h: blocks of 256 (Q2_K to Q6_K, IQ4_XS, TQ1_0, TQ2_0) of one row, taken apart where they
+ * lie, into the strips of mm_krow.h. No products. Included by mm_kquant_{neon,dotprod,i8mm}.c. */
 #ifndef PE_MM_KQUANT_NEON_H
 #define PE_MM_KQUANT_NEON_H
+#include "mm_krow.h"
 
-#define BYTES(T) \
-  ((T) == PE_Q2_K ? 84 : (T) == PE_Q3_K ? 110 : (T) == PE_Q4_K ? 144 : (T) == PE_Q5_K ? 176 : (T) == PE_Q6_K ? 210 \
-   : (T) == PE_TQ1_0 ? 54 : (T) == PE_TQ2_0 ? 66 : 136)
-#define MINIMA(T) ((T) == PE_Q2_K || (T) == PE_Q4_K || (T) == PE_Q5_K)
-#define PER32(T) ((T) == PE_Q4_K || (T) == PE_Q5_K || (T) == PE_IQ4_XS)  /* a scale per 32 elements, else per 16 */
-#define OFFSET(T) ((T) == PE_Q6_K ? 32 : 0)  /* still inside a strip's quants; all others have their sign */
-
-typedef struct krow {      /* the sub-blocks' scales of a row's block, in order */
-  int8x16_t sc;            /* PER32: eight, in the low half */
-  int8x16_t mn;            /* MINIMA: likewise */
-} krow;
-
-/* Up to FEW tokens a row is unpacked by itself, beyond it eight rows to a panel of lanes: on Cortex-A76 some
- * 30 + 18n cycles for n tokens and a block of Q4_K against 60 + 10n (Q6_K: 35 + 21n, 70 + 12n). */
-enum { FEW = 4 };
-
-#define UNSCALED(T) ((T) == PE_TQ1_0 || (T) == PE_TQ2_0)  /* the scale of every sub-block is 1 */
 #define EACH_TYPE(X)                                                                             \
   X(PE_Q2_K, q2_k) X(PE_Q3_K, q3_k) X(PE_Q4_K, q4_k) X(PE_Q5_K, q5_k) X(PE_Q6_K, q6_k) X(PE_IQ4_XS, iq4_xs) \
   X(PE_TQ1_0, tq1_0) X(PE_TQ2_0, tq2_0)
 
-/* Strips of a block go one by one, in order: one and few tokens take them (o), or they are stored. */
-typedef struct dots dots;
-INLINE void take_strip(int T, int j, uint8x16_t w, dots *o);
-
-INLINE void give_strip(int T, int j, uint8x16_t w, dots *o, uint8x16_t *to) {
-  if (o)
-    take_strip(T, j, w, o);
-  else
-    to[j] = w;
-}
-
-/* ---- words -------------------------------------------------------------------------------- */
-
-INLINE uint8x16_t u8_load(const uint8_t *p) { return vld1q_u8(p); }
-INLINE uint8x16_t u8_set(int x) { return vdupq_n_u8((uint8_t)x); }
-/* Bits moved right (or left) and masked. */
-INLINE uint8x16_t bits(uint8x16_t v, int right, int mask) {
-  v = right > 0 ? v >> u8_set(right) : right < 0 ? v << u8_set(-right) : v;
-  return v & u8_set(mask);
-}
-/* The low nibbles of v below `up` shifted by four, or its high ones below the upper bits of `up`. */
-INLINE uint8x16_t lo_under(uint8x16_t v, uint8x16_t up) { return vsliq_n_u8(v, up, 4); }
-INLINE uint8x16_t hi_under(uint8x16_t v, uint8x16_t up) { return vsriq_n_u8(up, v, 4); }
-
-/* Zeros to add products to, loaded: load units idle where movi would take a slot of the vector units. */
-INLINE int32x4_t loaded_zero(void) {
-  static const int32x4_t zero;
-  return *(const volatile int32x4_t *)&zero;
-}
-
-INLINE uint32_t load_u32(const uint8_t *p) {
-  uint32_t v;
-  memcpy(&v, p, 4);
-  return v;
-}
-
-INLINE uint64_t load_u64(const uint8_t *p) {
-  uint64_t v;
-  memcpy(&v, p, 8);
-  return v;
-}
-
-INLINE int8x16_t two_u64(uint64_t lo, uint64_t hi) {
-  return vreinterpretq_s8_u64(vcombine_u64(vcreate_u64(lo), vcreate_u64(hi)));
-}
-
 /* ---- scales: small integers in general registers, whose units idle here -------------------- */
-
-#define EACH8(x) ((x) * 0x0101010101010101u)
 
 /* Eight 6-bit scales and minima in twelve bytes. */
 INLINE void scales_q4_k(const uint8_t *w, krow *k) {
@@ -120,11 +54,6 @@ INLINE void scales(int T, const uint8_t *w, krow *k) {
   if (UNSCALED(T)) k->sc = vdupq_n_s8(1);
 }
 
-INLINE void widen16(int8x16_t v, int16x8_t to[2]) {
-  to[0] = vmovl_s8(vget_low_s8(v));
-  to[1] = vmovl_high_s8(v);
-}
-
 /* d of four rows, and dmin where there is one. */
 INLINE void halves(int T, const pe_rows4 *l, int64_t off, float32x4_t *d, float32x4_t *dmin) {
   if (MINIMA(T)) {
@@ -134,14 +63,6 @@ INLINE void halves(int T, const pe_rows4 *l, int64_t off, float32x4_t *d, float3
   } else {
     *d = *dmin = pe_half4(l, off + (T == PE_Q3_K ? 108 : T == PE_Q6_K ? 208 : T == PE_TQ1_0 ? 52 : T == PE_TQ2_0 ? 64 : 0));
   }
-}
-
-/* A token's sums of block b's quants, per sub-block. */
-INLINE void sums_of(int T, const uint8_t *x, int64_t k, int64_t b, int16x8_t asum[2]) {
-  const int16_t *s = pe_act_s16(x, k) + 16 * b;
-  asum[0] = vld1q_s16(s);
-  asum[1] = vld1q_s16(s + 8);
-  if (PER32(T)) asum[0] = vpaddq_s16(asum[0], asum[1]);  /* at most 32 * 127 = 4 064 */
 }
 
 /* ---- strips ------------------------------------------------------------------------------- */
@@ -256,25 +177,6 @@ INLINE void strips(int T, const uint8_t *w, dots *o, uint8x16_t *to) {
   if (T == PE_Q5_K) strips_q5_k(w, o, to);
   if (T == PE_Q6_K) strips_q6_k(w, o, to);
   if (T == PE_IQ4_XS) strips_iq4_xs(w, o, to);
-}
-
-INLINE void signed_strips(int T, const uint8_t *w, int8x16_t to[16]) {
-  strips(T, w, NULL, (uint8x16_t *)to);
-  PE_UNROLL
-  for (int j = 0; j < 16; j++)
-    if (OFFSET(T)) to[j] = vsubq_s8(to[j], vdupq_n_s8(OFFSET(T)));
-}
-
-/* The lines from `at` on that hold a block. Addresses past the weights are harmless. */
-INLINE void prefetch_block(int T, const uint8_t *row, int64_t at) {
-  for (int i = 0; i < BYTES(T); i += 64) __builtin_prefetch((const void *)((uintptr_t)row + (uintptr_t)(at + i)), 0, 3);
-}
-
-/* A block of four rows and a token: S complete, the offset taken off. */
-INLINE float32x4_t finish(int T, float32x4_t acc, int32x4_t S, int32x4_t N, float32x4_t d, float32x4_t dmin, float da) {
-  float32x4_t s = vcvtq_f32_s32(S), v = vdupq_n_f32(da);
-  if (!MINIMA(T)) return vfmaq_f32(acc, v, vmulq_f32(d, s));
-  return vfmaq_f32(acc, v, vfmaq_f32(vnegq_f32(vmulq_f32(dmin, vcvtq_f32_s32(N))), d, s));
 }
 
 #endif

@@ -1,6 +1,6 @@
-/* mm_kquant_neon.inl.c: matrix products with weights in blocks of 256 (Q2_K to Q6_K, IQ4_XS) for one
- * token and a few. The bits are mm_scalar.c's. Included by mm_kquant_{neon,dotprod}.c behind their way of
- * multiplying (part, times, join4); those files add many tokens and the table.
+/* mm_kquant_neon.inl.c: matrix products with weights in blocks of 256 for one token and a few. The bits are
+ * mm_scalar.c's. Included by mm_kquant_{mull,sdot}.inl.c behind their way of multiplying (part, times,
+ * join4); those files add many tokens and the table.
  *
  * A row's strips stay as they lie and meet sixteen quants of a token. Their products are summed over
  * neighbouring lanes, four sub-blocks at a time, until four sums meet their four scales at once: no transpose,
@@ -8,9 +8,9 @@
  * then become the lanes of the float work. All sums stay int32 until a block's total is complete,
  * because beyond 2^24 its conversion rounds. */
 
-/* The sums of sixteen products fit int16 (Q2_K at most 16*3*127 = 6 096, Q3_K 8 128, TQ 4 064), so eight of them meet
- * eight scales: three operations less for four sub-blocks. */
-#define SHORT(T) ((T) == PE_Q2_K || (T) == PE_Q3_K || UNSCALED(T))
+/* The sums of sixteen products fit int16 (Q2_K at most 16*3*127 = 6 096, Q3_K 8 128, TQ 4 064, IQ1_M 18 288), so
+ * eight of them meet eight scales: three operations less for four sub-blocks. */
+#define SHORT(T) ((T) == PE_Q2_K || (T) == PE_Q3_K || UNSCALED(T) || (T) == PE_IQ1_M)
 
 typedef struct scale {     /* a row's scales: SHORT int16, eight in each, else int32, four in each */
   int16x8_t h[2];

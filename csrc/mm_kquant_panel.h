@@ -1,5 +1,5 @@
 /* mm_kquant_panel.h: the panel of eight rows for dot products and matrix instructions, rows in lanes.
- * Layout, packing and minima. Included by mm_kquant_dotprod.c and mm_kquant_i8mm.c. */
+ * Layout, packing and minima. Included by mm_kquant_sdot.inl.c and mm_kquant_smmla.inl.c. */
 #ifndef PE_MM_KQUANT_PANEL_H
 #define PE_MM_KQUANT_PANEL_H
 

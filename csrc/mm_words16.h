@@ -43,6 +43,13 @@ INLINE vi vi_where8(vi v, vi mask, vi value) { return _mm512_maskz_mov_epi8(_mm5
 
 INLINE vi vi_negate8(vi x, vi v, vi mask) { return _mm512_mask_sub_epi8(x, _mm512_test_epi8_mask(v, mask), _mm512_setzero_si512(), x); }
 #define vi_gather32(base, index, scale) _mm512_i32gather_epi32(index, base, scale)
+INLINE void vi_gather64(vi w[2], const uint64_t *base, vi index) {
+  vi at = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), index);
+  __m512 a = _mm512_castsi512_ps(_mm512_i32gather_epi64(_mm512_castsi512_si256(at), base, 8));
+  __m512 b = _mm512_castsi512_ps(_mm512_i32gather_epi64(_mm512_extracti64x4_epi64(at, 1), base, 8));
+  w[0] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88));
+  w[1] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
+}
 
 INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
 INLINE vf vf_set(float x) { return _mm512_set1_ps(x); }

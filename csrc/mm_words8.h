@@ -53,6 +53,14 @@ INLINE vi vi_negate8(vi x, vi v, vi mask) {
 }
 /* The dword at index * scale bytes from base, per lane. The scale is a constant, hence a macro. */
 #define vi_gather32(base, index, scale) _mm256_i32gather_epi32((const int *)(base), index, scale)
+/* The two dwords at 8*index bytes from base, per lane: one load for both. */
+INLINE void vi_gather64(vi w[2], const uint64_t *base, vi index) {
+  vi at = _mm256_permute4x64_epi64(index, 0xd8);  /* lanes 0 1 4 5 | 2 3 6 7 */
+  __m256 a = _mm256_castsi256_ps(_mm256_i32gather_epi64((const long long *)base, _mm256_castsi256_si128(at), 8));
+  __m256 b = _mm256_castsi256_ps(_mm256_i32gather_epi64((const long long *)base, _mm256_extracti128_si256(at, 1), 8));
+  w[0] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+  w[1] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+}
 
 INLINE vf vf_zero(void) { return _mm256_setzero_ps(); }
 INLINE vf vf_set(float x) { return _mm256_set1_ps(x); }
