@@ -4,7 +4,7 @@
     python tools/synthetic.py llama-1b Q4_K_M OUT.gguf [--vocab FILE.gguf] [--layers 4]
 
 Shapes: llama-1b (Llama-3.2-1B) and llama-8b (Llama-3.1-8B). Types: the mixes Q4_K_M, Q4_0 and Q8_0 with the
-per-tensor choices of llama.cpp's quantizer, and IQ4_NL, IQ4_XS and MXFP4 with a Q6_K head. Quants are random bits
+per-tensor choices of llama.cpp's quantizer, and IQ4_NL, IQ4_XS, MXFP4, IQ3_XXS and IQ2_XS with a Q6_K head. Quants are random bits
 under scales that keep activations near 1 and logits at a standard deviation of 3; the embedding is small beside what
 the layers add, so that a tied head does not just repeat its input. A file is a function of shape, type, layers and
 vocabulary; it is streamed to disk, so memory stays below 200 MB. --vocab copies the tokenizer's keys of any file with
@@ -160,6 +160,20 @@ def mxfp4(rng, n, std):
     return np.concatenate([e, rng.integers(0, 256, (n, 16), np.uint8)], 1)
 
 
+def iq2_xs(rng, n, std):
+    """Eighths: entries of rms 24.2 times odd numbers up to 31, of rms 18.5."""
+    import numpy as np
+
+    return np.concatenate([scales(rng, n, 24.2 * 18.47 / 8, std), rng.integers(0, 256, (n, 72), np.uint8)], 1)
+
+
+def iq3_xxs(rng, n, std):
+    """Quarters, of entries of rms 30.8."""
+    import numpy as np
+
+    return np.concatenate([scales(rng, n, 30.8 * 18.47 / 4, std), rng.integers(0, 256, (n, 96), np.uint8)], 1)
+
+
 BLOCKS = {  # type -> ggml id, elements, bytes, maker
     "Q4_0": (2, 32, 18, q4_0),
     "Q8_0": (8, 32, 34, q8_0),
@@ -168,8 +182,10 @@ BLOCKS = {  # type -> ggml id, elements, bytes, maker
     "IQ4_NL": (20, 32, 18, iq4_nl),
     "IQ4_XS": (23, 256, 136, iq4_xs),
     "MXFP4": (39, 32, 17, mxfp4),
+    "IQ2_XS": (17, 256, 74, iq2_xs),
+    "IQ3_XXS": (18, 256, 98, iq3_xxs),
 }
-MIXES = {"Q4_K_M": 15, "Q4_0": 2, "Q8_0": 7, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38}  # general.file_type
+MIXES = {"Q4_K_M": 15, "Q4_0": 2, "Q8_0": 7, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38, "IQ2_XS": 20, "IQ3_XXS": 23}  # general.file_type
 
 
 def rope_factors(shape):
