@@ -22,6 +22,7 @@ from .gguf import GGUF
 from .mapped import shown
 from .native import ffi, isa_mask, lib
 from .quants import BY_NAME, quantize_rows
+from .request import whole
 
 QUANTIZATION_VERSION = 2
 _PIECE = 1 << 20          # weights a thread takes at a time: 4 MB of floats, 0.1 to 0.5 s of K-quants
@@ -92,12 +93,12 @@ def quantize(path, out, type: str, *, requantize: bool = False, pure: bool = Fal
     """
     started = time.perf_counter()
     name, mix = mixes.mix_of(type)
-    if threads is not None and not 1 <= threads <= 1024:
-        raise RequestError(f"threads: found {threads}, expected 1 to 1024", param="threads")
+    threads = whole("threads", threads, 1, 1024, none=True)
     if keep_split and split_max_size is not None:
         raise RequestError("split_max_size: found with keep_split, expected one of them", param="split_max_size")
-    if split_max_size is not None and split_max_size < 1:
-        raise RequestError(f"split_max_size: found {split_max_size}, expected a number of bytes", param="split_max_size")
+    split_max_size = whole("split_max_size", split_max_size, 1, 1 << 62, none=True)
+    if not (out := os.fsdecode(out)):
+        raise RequestError("out: found '', expected the name of a file", param="out")
     importance = {}
     if imatrix is not None:
         from . import imatrix as matrices
@@ -107,7 +108,7 @@ def quantize(path, out, type: str, *, requantize: bool = False, pure: bool = Fal
         kinds = _types(g, name, pure, output_tensor_type, token_embedding_type, tensor_types, bool(importance))
         _check_sources(g, kinds, requantize)
         _check_importance(g, kinds, importance)
-        parts = _parts(g, os.fsdecode(out), kinds, mix.file_type, keep_split, split_max_size)
+        parts = _parts(g, out, kinds, mix.file_type, keep_split, split_max_size)
         report = Report(tuple(p.path for p in parts), name, tuple(
             Converted(t.name, t.shape, t.type_name, kind, t.nbytes, n) for p in parts for t, kind, n in p.tensors),
             sum(len(p.head) for p in parts), 0.0)
@@ -126,7 +127,10 @@ def _types(g, name, pure, output, embedding, tensor_types, has_imatrix) -> dict[
     output = output and mixes.type_of(output, "output_tensor_type")
     embedding = embedding and mixes.type_of(embedding, "token_embedding_type")
     overrides = []
-    for text, kind in tensor_types:
+    for pair in tensor_types:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise RequestError(f"tensor_types: found {quoted(str(pair), 60)}, expected pairs (expression, type)", param="tensor_types")
+        text, kind = pair
         try:
             overrides.append((re.compile(text), mixes.type_of(kind, "tensor_types")))
         except re.error as e:

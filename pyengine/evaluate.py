@@ -29,6 +29,7 @@ from .stream import Job, wait
 N_CTX = 512                  # of a window, as in llama.cpp's tool: figures are compared between tools at equal windows
 BLOCK_BYTES = 64 << 20       # of a block of rows; there are one of the reference's, and one within each open model
 N_PROMPT, N_GENERATED = 512, 32      # tokens whose speed compare() measures
+_OWN = frozenset(("max_seqs", "n_wanted", "prefix_cache", "speculate"))
 SPEED_ROUNDS, SPEED_SECONDS = 4, 30.0    # most rounds, of which the first warms up, and seconds for a model
 
 
@@ -102,6 +103,7 @@ def perplexity(model, text, *, n_ctx=None, stride=None, chunks=None, progress=No
     settings  of Llama, such as n_threads or kv_type
     """
     n_ctx = whole("n_ctx", n_ctx, 4, fit.MAX_CTX, none=True)
+    _check_settings(settings)
     with contextlib.ExitStack() as stack:
         if isinstance(model, Llama):
             if settings:
@@ -152,6 +154,7 @@ def compare(reference, others, text, *, n_ctx=N_CTX, chunks=None, speed=True, pr
     holds: then they go in groups, and the reference computes it once for each.
     """
     n_ctx = whole("n_ctx", n_ctx, 4, fit.MAX_CTX)
+    _check_settings(settings)
     others = [others] if isinstance(others, (str, os.PathLike)) else list(others)
     if not others:
         raise RequestError("others: none, expected at least one file to compare", param="others")
@@ -222,6 +225,11 @@ class _Windows:
         if self._bos is not None:
             found[0] = self._bos
         return found
+
+
+def _check_settings(settings) -> None:
+    for name in _OWN & settings.keys():
+        raise RequestError(f"{name}: is set here, by what a text takes; expected other settings of Llama", param=name)
 
 
 def _opened(path, n_ctx, max_seqs, prefix_cache=False, **settings) -> Llama:

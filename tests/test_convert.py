@@ -122,6 +122,16 @@ def test_overrides_by_name(source, tmp_path):
         convert.quantize(source, tmp_path / "q.gguf", "Q4_0", output_tensor_type="Q4_K_M")
 
 
+@pytest.mark.parametrize("settings, says", [
+    ({"threads": "x"}, "threads: found 'x', expected a whole number 1..1024"), ({"threads": 0}, "threads: found 0"),
+    ({"split_max_size": 1.5}, "split_max_size: found 1.5"), ({"tensor_types": ["ffn=Q4_0"]}, "tensor_types: found 'ffn=Q4_0', expected pairs")])
+def test_parameters_are_named(source, tmp_path, settings, says):
+    with pytest.raises(RequestError, match=says):
+        convert.quantize(source, tmp_path / "q.gguf", "Q8_0", **settings)
+    with pytest.raises(RequestError, match="out: found ''"):
+        convert.quantize(source, "", "Q8_0")
+
+
 def test_nothing_is_written_over(source, tmp_path):
     out = tmp_path / "q.gguf"
     out.write_bytes(b"mine")

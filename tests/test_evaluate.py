@@ -154,6 +154,8 @@ def test_progress_ends_with_the_result(files):
     (dict(text=TEXT, n_ctx=32, stride=32), "stride: found 32"),
     (dict(text=TEXT, n_ctx=32, chunks=0), "chunks: found 0"),
     (dict(text=TEXT, n_ctx=32, n_batch="x"), "n_batch"),
+    (dict(text=TEXT, n_ctx=32, max_seqs=2), "max_seqs: is set here"),
+    (dict(text=TEXT, n_ctx=32, speculate=None), "speculate: is set here"),
 ])
 def test_what_is_refused(files, what, says):
     with pytest.raises(RequestError, match=says):

@@ -71,7 +71,7 @@ REFUSED = [
     (58, GRANITE, "residual_scale", [NAN, INF, -1.0]),
     (58, GRANITE, "embedding_scale", [NAN, INF, -1.0]),
     (58, GRANITE, "attention.scale", [NAN, INF, -1.0]),
-    (58, YARN, "attention.temperature_scale", [NAN, INF, -1.0]),
+    (58, YARN, "attention.temperature_scale", [NAN, INF, -1.0, 3e38]),
 ]
 CASES = [(row, spec, key, value) for row, spec, key, values in REFUSED for value in values]
 

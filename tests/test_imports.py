@@ -31,7 +31,7 @@ ALLOWED = {
     "speculate": set(),
     "mixes": {"native", "quants"},
     "imatrix": {"gguf", "mapped"},
-    "convert": {"mixes", "imatrix", "machine", "gguf", "mapped", "native", "quants"},
+    "convert": {"mixes", "imatrix", "machine", "gguf", "mapped", "native", "quants", "request"},
     "draft": {"cache", "fit", "gguf", "plan", "sampling", "speculate"},
     "tokenizer": {"native"},
     "chat": {"sandbox"},

@@ -103,11 +103,12 @@ def positive(gguf, key, default):
     return value
 
 
-def optional(gguf, key, default):
+def optional(gguf, key, default, most=math.inf):
     """A float key that must be finite and at least 0; 0 means what the family does without it."""
     value = gguf.get_float(key, default=default)
-    if not 0.0 <= value < math.inf:
-        raise GGUFError(f"{gguf.path}: key '{key}' is {value}, expected a finite number of at least 0", key=key)
+    if not 0.0 <= value < math.inf or value > most:
+        what = "a finite number of at least 0" if most == math.inf else f"a number from 0 to {most:g}"
+        raise GGUFError(f"{gguf.path}: key '{key}' is {value}, expected {what}", key=key)
     return value
 
 

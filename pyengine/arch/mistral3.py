@@ -10,7 +10,7 @@ MOST_STEPS = 4096      # scales made when a model is opened, 20 us each; Ministr
 
 def hyper(gguf):
     hp = keys.read(gguf, "mistral3")
-    return hp.with_(temperature=keys.optional(gguf, "mistral3.attention.temperature_scale", 0.0),
+    return hp.with_(temperature=keys.optional(gguf, "mistral3.attention.temperature_scale", 0.0, most=1e30),   # Ministral 3 has 0.1; scales are float32
                     temperature_length=hp.rope.original_context)
 
 
