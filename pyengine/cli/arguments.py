@@ -101,18 +101,16 @@ def sampling(args) -> dict:
         ignore_eos=args.ignore_eos)
 
 
-def template_variables(args) -> "dict | None":
-    """What --chat-template-kwargs says."""
-    if args.chat_template_kwargs is None:
-        return None
+def json_object(text: str) -> dict:
+    """--chat-template-kwargs."""
     import json
 
     try:
-        found = json.loads(args.chat_template_kwargs)
+        found = json.loads(text)
     except (ValueError, RecursionError) as e:
-        raise SystemExit(f"--chat-template-kwargs: {e}") from None
+        raise argparse.ArgumentTypeError(f"found {text[:60]!r}, expected a JSON object: {e}") from None
     if not isinstance(found, dict):
-        raise SystemExit(f"--chat-template-kwargs {args.chat_template_kwargs[:60]}: expected a JSON object")
+        raise argparse.ArgumentTypeError(f"found {text[:60]!r}, expected a JSON object")
     return found
 
 

@@ -46,7 +46,7 @@ def talk(args, system, first) -> int:
 
             raise TemplateError("this file has no chat template, so there is nothing to talk with: "
                                 "-p TEXT completes a text")
-        talk = Conversation(model, {**arguments.sampling(args), "template_variables": arguments.template_variables(args)}, system, note)
+        talk = Conversation(model, {**arguments.sampling(args), "template_variables": args.chat_template_kwargs}, system, note)
         note("/help lists the commands; Ctrl-C stops a reply, Ctrl-D ends")
         lines = Lines(args.multiline_input)
         if first is not None:

@@ -27,7 +27,7 @@ def parser():
     g.add_argument("--requantize", "--allow-requantize", action="store_true", help="take an input that is quantized already")
     g = p.add_argument_group("files")
     g.add_argument("--keep-split", action="store_true", help="as many files as the input has")
-    g.add_argument("--split-max-size", type=_size, metavar="N(K|M|G)", help="several files of at most this size (a tensor is never cut)")
+    g.add_argument("--split-max-size", type=_size, metavar="N(K|M|G)", help="several files of at most this size, in units of 1000 (a tensor is never cut)")
     g.add_argument("--force", action="store_true", help="replace files that are there")
     g.add_argument("--dry-run", action="store_true", help="say what would be made, tensor by tensor, and write nothing")
     p.add_argument("-t", "--threads", type=int, metavar="N", help="-1 (default): all cores within the quota; no byte depends on it")

@@ -30,7 +30,7 @@ def parser():
     p.add_argument("--no-escape", dest="escape", action="store_false")
     p.add_argument("--json", action="store_true", help="print the answer, its tokens and timings as one JSON object")
     p.add_argument("-mli", "--multiline-input", action="store_true", help="in a chat: a turn ends with an empty line")
-    p.add_argument("--chat-template-kwargs", metavar="JSON", help="variables for the chat template, as '{\"enable_thinking\": false}'")
+    p.add_argument("--chat-template-kwargs", type=arguments.json_object, metavar="JSON", help="variables for the chat template, as '{\"enable_thinking\": false}'")
     arguments.add_model(p)
     arguments.add_sampling(p)
     return p
@@ -77,11 +77,13 @@ def answer(model, args, prompt, system) -> int:
     chat = not args.raw and model.has_chat_template
     if system is not None and not chat:
         raise SystemExit("-sys: this file has no chat template, and without one there is no system message")
+    if args.chat_template_kwargs is not None and not chat:
+        raise SystemExit("--chat-template-kwargs: this file has no chat template that could read them")
     if chat:
         note("chat template of the file: the prompt is one user turn (--raw completes the text)")
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": prompt})
-        stream = model.chat(messages, stream=True, template_variables=arguments.template_variables(args), **arguments.sampling(args))
+        stream = model.chat(messages, stream=True, template_variables=args.chat_template_kwargs, **arguments.sampling(args))
     else:
         note("completing the text" + ("" if args.raw else ": the file has no chat template"))
         stream = model.generate(prompt, stream=True, **arguments.sampling(args))
