@@ -343,7 +343,7 @@ def measured_layers(gguf, isa, enough: int):
         weights = matrices(i)
         found = re.match(r"blk\.(\d+)\.", weights[0].name)
         layer = int(found[1]) if found else 0
-        bytes_of[layer] = bytes_of.get(layer, 0) + sum(w.tensor.nbytes for w in weights)
+        bytes_of[layer] = bytes_of.get(layer, 0) + sum(w.nbytes for w in weights)
         if shape not in static:
             static[shape], need = (weights[0].tensor.type, i.kernels), max(need, layer + 1)
     enough = max(enough, 2 * machine.cache_bytes())

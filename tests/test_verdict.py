@@ -44,6 +44,14 @@ def test_a_good_file(good):
     assert v.bytes_per_token == sum(t.nbytes for t in matrices)
 
 
+def test_a_tensor_in_parts_is_read_once(tmp_path):
+    """q, k and v, gate and up of one tensor each: three products and two, of its bytes together."""
+    path = write(tmp_path / "parts.gguf", Spec(arch="phi3", vocabulary="bpe", n_vocab=400, chat_template=CHATML))
+    v, _ = of(path)
+    matrices = [t for t in GGUF(path).tensors.values() if len(t.shape) > 1 and t.name != "token_embd.weight"]
+    assert v.runs and v.bytes_per_token == sum(t.nbytes for t in matrices)
+
+
 def test_only_the_header(good, tmp_path):
     """Judged as the whole file would be, byte for byte of its need; it cannot run as it is, and Llama says so too."""
     whole, _ = of(good)

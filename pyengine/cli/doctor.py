@@ -153,7 +153,7 @@ def limits(name: str, args, report: dict, say) -> dict:
         size = macs = head = 0
         for i in program.instrs:
             for w in tune.matrices(i):
-                size += w.tensor.nbytes
+                size += w.nbytes
                 if i.count == "wanted":
                     head += w.width * w.rows
                 else:
