@@ -6,7 +6,7 @@ jinja2 is imported at the first rendering (sandbox.py). May be imported by strea
 import json
 import re
 
-from .errors import RequestError, TemplateError
+from .errors import GGUFError, RequestError, TemplateError
 
 MAX_MESSAGES = 20_000
 _MAX_DEPTH = 64
@@ -35,13 +35,20 @@ _MARKS = [chr(c) for c in (*range(0xFDD0, 0xFDF0), *(plane + 0xFFFE for plane in
 
 def from_gguf(gguf, tokenizer):
     """{name: Template} of the file, the one without a name as "default"; empty where it has none. A template that
-    does not compile says so when it is rendered, and hinders nothing else."""
+    is no text or does not compile says so when it is rendered, and hinders nothing else."""
     special = special_tokens(gguf, tokenizer)
     key = "tokenizer.chat_template"
-    templates = {"default": Template(gguf.get_str(key), special)} if key in gguf else {}
+    templates = {"default": _of_key(gguf, key, special)} if key in gguf else {}
     for name in sorted(k for k in gguf.keys() if k.startswith(key + ".")):
-        templates.setdefault(name[len(key) + 1:], Template(gguf.get_str(name), special))
+        templates.setdefault(name[len(key) + 1:], _of_key(gguf, name, special))
     return templates
+
+
+def _of_key(gguf, key, special):
+    try:
+        return Template(gguf.get_str(key), special)
+    except GGUFError as e:
+        return Template("", special, failure=str(e))
 
 
 def special_tokens(gguf, tokenizer):
@@ -88,13 +95,13 @@ def _chosen(templates, name, tools):
 
 
 class Template:
-    """source: jinja text. special: {"bos_token": "<s>", ...}, variables that are the vocabulary's."""
+    """source: jinja text. special: {"bos_token": "<s>", ...}, variables that are the vocabulary's. failure: why there is none."""
 
-    def __init__(self, source, special=None):
+    def __init__(self, source, special=None, failure=None):
         self.source = source
         self.special = dict(special or {})
         self._compiled = None
-        self._failure = None
+        self._failure = failure
         self._probed = {}
 
     @property

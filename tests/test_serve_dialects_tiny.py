@@ -66,6 +66,13 @@ def test_a_template_of_the_file_that_is_broken_or_hostile_is_a_400(ask, template
     assert status == 400 and fine == 200, answer
 
 
+def test_a_template_of_the_file_that_is_no_text_hinders_nothing_else(ask):
+    for template, key in (("", "tokenizer.chat_template"), (tiny_gguf.CHATML, "tokenizer.chat_template.tool_use")):
+        (status, answer), (tools, refused), (props, _), (fine, _) = ask([chat(), chat(tools=[TOOL]), ("/props", None), complete()], template=template, metadata={key: 5})
+        assert (props, fine, tools) == (200, 200, 400) and f"key '{key}'" in refused["error"]["message"] and "expected a string" in refused["error"]["message"]
+        assert status == (200 if template else 400), answer
+
+
 def test_f83_a_template_from_the_client_is_refused(ask):
     for body in ({"chat_template": "x"}, {"chat_template_kwargs": {"chat_template": "x"}}, {"chat_template_kwargs": {"messages": []}}):
         ((status, answer),) = ask([chat(**body)])
