@@ -170,7 +170,8 @@ def test_address_and_buffer_are_the_same_bytes(tmp_path, use_mmap):
 
 def test_tensor_types_agree_with_the_gguf_package():
     constants = pytest.importorskip("gguf.constants")
-    theirs = {int(t): (t.name, *size) for t, size in constants.GGML_QUANT_SIZES.items()}
+    theirs = {int(t): (t.name, *size) for t, size in constants.GGML_QUANT_SIZES.items()
+              if isinstance(t, constants.GGMLQuantizationType)}  # tools/tiny_gguf.py adds numbers the package lacks
     theirs[9] = ("Q8_1", 32, 36)  # the package counts its two halves as floats
     assert {k: TENSOR_TYPES[k] for k in theirs} == theirs
     assert not {4, 5, 31, 32, 33, 36, 37, 38} & set(TENSOR_TYPES)
