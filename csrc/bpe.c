@@ -188,42 +188,19 @@ int pe_bpe_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, const pe_s
 
 /* ---- sentencepiece -------------------------------------------------------------------------- */
 
-/* The longest user-defined token that text[0] to text[left] begins with; NULL: none. */
-static const user_piece *user_at(const pe_vocab *v, const uint8_t *text, uint64_t left) {
-  const user_piece *u = v->users, *best = NULL;
-  uint32_t lo = v->first_user[text[0]], hi = v->first_user[text[0] + 1];
-  for (uint64_t depth = 1; lo < hi; depth++) {
-    if (u[lo].len == depth) best = &u[lo++]; /* of those with one prefix the shortest stands first */
-    if (depth == left) break;
-    uint8_t c = text[depth];
-    uint32_t a = lo, b = hi; /* narrow to those whose next byte is c: a first, then the end from there */
-    while (a < b) {
-      uint32_t m = a + (b - a) / 2;
-      if (u[m].text[depth] < c) a = m + 1; else b = m;
-    }
-    lo = a;
-    b = hi;
-    while (a < b) {
-      uint32_t m = a + (b - a) / 2;
-      if (u[m].text[depth] <= c) a = m + 1; else b = m;
-    }
-    hi = a;
-  }
-  return best;
-}
-
 int pe_spm_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, int32_t *out, uint64_t *n_out) {
   *n_out = 0;
   if (n > UINT32_MAX || !v->scores) return PE_EINVAL;
   work w = {.v = v, .text = text, .s = pe_alloc(n, sizeof *w.s)};
   int e = w.s ? PE_OK : PE_ENOMEM;
   uint32_t start = 0, prev = 0, at = 0; /* start: of the stretch without user-defined tokens */
+  if (!e && v->users) pe_trie_longest(v->users, text, n, out); /* ids are never more than the bytes before them */
   while (at < n && !e) {
-    const user_piece *user = user_at(v, text + at, n - at);
-    if (user) {
+    int32_t user = v->users ? out[at] : -1;
+    if (user >= 0) {
       e = merge_all(&w, start, at, out, n_out);
-      out[(*n_out)++] = user->id;
-      prev = start = at += user->len;
+      out[(*n_out)++] = v->user_ids[user];
+      prev = start = at += (uint32_t)v->user_len[user];
       continue;
     }
     uint32_t len = character(text[at], n - at);

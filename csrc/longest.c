@@ -1,17 +1,22 @@
-/* longest.c: text to token ids by the longest token, place after place: WordPiece by words, RWKV's by bytes.
+/* longest.c: text to token ids by the longest token, place after place: WordPiece by words, RWKV's by bytes; and where
+ * in a text added tokens begin, for bpe.c and control.py.
  *
  * Not the cutting into words and the normalization of WordPiece, which are Python's (wpm.py). The longest token of each
  * place is found by reading backwards (trie.h), so the time is linear whatever the vocabulary: one word of 1 MB, or 1 MB
  * of the beginning of the longest token. */
 #include "trie.h"
 
-/* best[i]: the longest token that begins at text[i] and ends by text[n]; -1: none. */
-static void find_longest(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t *best) {
+void pe_trie_longest(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t *best) {
   uint32_t at = 0;
   while (n--) {
     at = pe_trie_next(t, at, text[n]);
     best[n] = t->nodes[pe_trie_token(t, at)].id;
   }
+}
+
+uint64_t pe_next_token(const int32_t *best, uint64_t n, uint64_t at) {
+  while (at < n && best[at] < 0) at++;
+  return at;
 }
 
 int pe_wpm_encode(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t unk, int32_t *out, uint64_t *n_out) {
@@ -25,7 +30,7 @@ int pe_wpm_encode(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t unk
       best = pe_alloc(room = 2 * len, sizeof *best);
       if (!best) return PE_ENOMEM;
     }
-    if (len) find_longest(t, text + start, len, best);
+    if (len) pe_trie_longest(t, text + start, len, best);
     for (; i < len && best[i] >= 0; i += t->len[best[i]]) out[count++] = best[i];
     if (i < len) { /* one part is in no token: the whole word is unknown */
       count = first;
@@ -40,7 +45,7 @@ int pe_wpm_encode(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t unk
 
 int pe_rwkv_encode(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t *out, uint64_t *n_out) {
   uint64_t i = 0, count = 0;
-  find_longest(t, text, n, out); /* ids are never more than the places before them */
+  pe_trie_longest(t, text, n, out); /* ids are never more than the places before them */
   for (; i < n && out[i] >= 0; i += t->len[out[count++]]) out[count] = out[i];
   *n_out = count;
   return i < n ? PE_EINVAL : PE_OK;

@@ -429,13 +429,16 @@ typedef struct pe_trie pe_trie;
 int pe_trie_new(const uint8_t *text, const uint64_t *off, const uint64_t *len, const uint8_t *use, uint64_t n, int backwards,
                 uint64_t seed0, uint64_t seed1, uint64_t *facts, pe_trie **out);
 void pe_trie_free(pe_trie *t);
-/* The longest token, place after place; t: backwards; out has room for n. From several threads at once.
+/* best[i]: the longest token that begins at text[i] and ends by text[n]; -1: none. t: backwards, as for the next two. */
+void pe_trie_longest(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t *best);
+uint64_t pe_next_token(const int32_t *best, uint64_t n, uint64_t at);   /* the first place from at on where one begins; n: none */
+/* The longest token, place after place; out has room for n. From several threads at once.
  * WordPiece: words with one blank between them; one that is not all tokens is unk. */
 int pe_wpm_encode(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t unk, int32_t *out, uint64_t *n_out);
 /* PE_EINVAL: at some place no token begins. */
 int pe_rwkv_encode(const pe_trie *t, const uint8_t *text, uint64_t n, int32_t *out, uint64_t *n_out);
 /* Is a sentencepiece precompiled_charsmap sound? PE_OK, PE_ENOMEM, or PE_EINVAL and why: 1 its sizes, 2 a replacement
- * that is not there, 3 a key longer than 64 bytes or a circle. */
+ * that is not there, 3 a key longer than 64 bytes or a circle, 4 a replacement longer than 255. */
 int pe_charsmap_check(const uint8_t *map, uint64_t n, uint64_t *why);
 /* sentencepiece's normalization of UTF-8; n_map 0: the identity. merge: runs of blanks become one, outer ones none;
  * prefix: a blank in front, if first. out NULL: only counts. PE_EINVAL: no room, bad map. */

@@ -93,7 +93,10 @@ static int make_classes(pe_splitter *s, const set *sets, uint32_t n_sets, uint32
       in |= (uint64_t)here << j;
     }
     while (k < n_known && known[k] != in) k++;
-    if (k == MAX_CLASSES) e = PE_EINVAL;
+    if (k == MAX_CLASSES) {
+      e = PE_EINVAL;
+      break;
+    }
     if (k == n_known) known[n_known++] = in;
     memset(class + cp, (int)k, cuts[i + 1] - cp);
   }

@@ -14,7 +14,7 @@ typedef struct charsmap {
   uint32_t n_units, n_strings;
 } charsmap;
 
-enum { KEY_BYTES = 64, MAX_UNITS = 1 << 20 };
+enum { KEY_BYTES = 64, MAX_TEXT = 255, MAX_UNITS = 1 << 20 }; /* of NFKC a replacement has 33 bytes at most */
 
 static inline uint32_t unit(const charsmap *m, uint32_t i) {
   const uint8_t *p = m->units + 4 * (uint64_t)i;
@@ -64,7 +64,11 @@ int pe_charsmap_check(const uint8_t *map, uint64_t n, uint64_t *why) {
       if (top + height[i] > KEY_BYTES) *why = 3;
       continue;
     }
-    if (ends_key(unit(&m, i)) && (base >= m.n_units || (unit(&m, base) & 0x7fffffff) >= m.n_strings)) *why = 2;
+    if (ends_key(unit(&m, i))) {
+      uint32_t text = base < m.n_units ? unit(&m, base) & 0x7fffffff : UINT32_MAX;
+      if (text >= m.n_strings) *why = 2;
+      else if (strnlen((const char *)m.strings + text, MAX_TEXT + 1) > MAX_TEXT) *why = 4;
+    }
     if (top == KEY_BYTES) *why = 3;
     if (!*why) {
       path[++top].at = i;
@@ -207,7 +211,7 @@ enum { PLAMO_UNKNOWN = 10000000, PLAMO_NEVER = 20000000 };
 
 static int64_t ten_thousandths(double score) { /* to nearest, halves away from 0 */
   double x = score * 1e4;
-  if (!(x > -PLAMO_NEVER - 1 && x < 1e15)) return -PLAMO_NEVER;
+  if (!(x > -PLAMO_NEVER - 1 && x < PLAMO_NEVER)) return -PLAMO_NEVER; /* so that 2^32 of them add up in 64 bits */
   int64_t whole = (int64_t)x;
   double rest = x - (double)whole;
   return whole + (rest >= 0.5) - (rest <= -0.5);

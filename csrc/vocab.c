@@ -56,23 +56,21 @@ static int is_met_in_text(const pe_vocab *v, uint64_t id) {
   return v->len[id] && t && t != PE_CONTROL && t != PE_UNKNOWN && !(t == PE_BYTE && (v->scores || v->raw));
 }
 
-static int by_text(const void *a, const void *b) {
-  const user_piece *x = a, *y = b;
-  int c = memcmp(x->text, y->text, x->len < y->len ? x->len : y->len);
-  return c ? c : (x->len > y->len) - (x->len < y->len);
-}
-
 static int enter_texts(pe_vocab *v, uint64_t *repeats) {
-  uint64_t n_users = 0, user_bytes = 0, used = 0;
+  uint64_t n_users = 0, user_bytes = 0, used = 0, facts[3];
   for (uint64_t i = 0; v->scores && i < v->n; i++) {
     if (v->types[i] != PE_USER_DEFINED) continue;
     n_users++;
     user_bytes += 3 * v->len[i];
   }
-  v->users = pe_alloc(n_users + 1, sizeof *v->users);
   v->spelled = pe_alloc(user_bytes, 1);
-  if (!v->users || !v->spelled) return PE_ENOMEM;
-  for (uint64_t i = 0; i < v->n; i++) {
+  v->user_len = pe_alloc(n_users, sizeof *v->user_len);
+  v->user_ids = pe_alloc(n_users, sizeof *v->user_ids);
+  uint64_t *off = pe_alloc(n_users, sizeof *off);
+  uint8_t *use = pe_alloc(n_users, 1);
+  int e = v->spelled && v->user_len && v->user_ids && off && use ? PE_OK : PE_ENOMEM;
+  n_users = 0;
+  for (uint64_t i = 0; i < v->n && !e; i++) {
     if (!is_met_in_text(v, i)) continue;
     const uint8_t *text = v->head + v->off[i];
     uint64_t len = v->len[i];
@@ -81,7 +79,7 @@ static int enter_texts(pe_vocab *v, uint64_t *repeats) {
       len = spell(v->spelled + used, text, len);
       text = v->spelled + used;
     }
-    if (len > UINT32_MAX) return PE_EINVAL;
+    if (len > UINT32_MAX) e = PE_EINVAL;
     if (len > v->longest) v->longest = len;
     uint64_t h = pe_text_hash(v, text, len);
     uint64_t j = probe(v, h, text, len);
@@ -91,15 +89,17 @@ static int enter_texts(pe_vocab *v, uint64_t *repeats) {
     }
     v->slots[j] = h >> 32 << 32 | (i + 1);
     if (user) {
-      v->users[v->n_users++] = (user_piece){text, (uint32_t)len, (int32_t)i};
+      v->user_len[n_users] = len;
+      v->user_ids[n_users] = (int32_t)i;
+      off[n_users] = used;
+      use[n_users++] = 1;
       used += len;
     }
   }
-  if (!v->n_users) return PE_OK;
-  qsort(v->users, v->n_users, sizeof *v->users, by_text);
-  for (uint64_t i = 0; i < v->n_users; i++) v->first_user[v->users[i].text[0] + 1]++;
-  for (int b = 0; b < 256; b++) v->first_user[b + 1] += v->first_user[b];
-  return PE_OK;
+  if (!e && n_users) e = pe_trie_new(v->spelled, off, v->user_len, use, n_users, 1, v->seed0, v->seed1, facts, &v->users);
+  free(off);
+  free(use);
+  return e;
 }
 
 /* GPT-2's printable stand-ins for the 256 bytes: Latin-1 where visible, else U+0100 onwards. */
@@ -145,8 +145,10 @@ void pe_vocab_free(pe_vocab *v) {
   free(v->slots);
   free(v->merges);
   free(v->merge_slots);
-  free(v->users);
+  pe_trie_free(v->users);
   free(v->spelled);
+  free(v->user_len);
+  free(v->user_ids);
   free(v);
 }
 

@@ -9,12 +9,6 @@
 
 enum { PE_UNKNOWN = 2, PE_CONTROL = 3, PE_USER_DEFINED = 4, PE_BYTE = 6 }; /* GGUF's token types */
 
-typedef struct user_piece { /* a user-defined token, spelled as in text; sorted by bytes */
-  const uint8_t *text;
-  uint32_t len;
-  int32_t id;
-} user_piece;
-
 typedef struct merge { /* ids; its index is its rank */
   int32_t left, right, joined;
 } merge;
@@ -31,10 +25,10 @@ struct pe_vocab {
   merge *merges;             /* byte-level BPE, in the file's order */
   uint32_t *merge_slots;     /* index + 1; 0 is free: small enough to stay in the cache */
   uint64_t merge_mask;
-  user_piece *users;         /* sentencepiece */
-  uint64_t n_users;
-  uint32_t first_user[257];  /* users that begin with byte b: first_user[b] to first_user[b + 1] */
+  pe_trie *users;            /* sentencepiece's user-defined tokens, read backwards; NULL: none */
   uint8_t *spelled;          /* their texts */
+  uint64_t *user_len;
+  int32_t *user_ids;
   int32_t byte_ids[256];     /* token of each byte, -1: none */
   uint16_t alphabet[256];    /* GPT-2's stand-ins for bytes, as code points below 0x200 */
 };

@@ -391,9 +391,51 @@ def test_many_control_tokens():
     texts = {f"<unused{i}>": i for i in range(50_000)}
     controls = ControlTokens(texts)
     assert controls.split("x<unused49999><unused7" * 3) == ["x", 49999, "<unused7x", 49999, "<unused7x", 49999, "<unused7"]
-    lengths = {"<<<" + "a" * i: i for i in range(100)}
-    with pytest.raises(TokenizerError, match="different lengths"):
-        ControlTokens(lengths)
+    with pytest.raises(TokenizerError, match="control tokens: found one of 4097 bytes, expected at most 4096"):
+        ControlTokens({"<" + "a" * 4096: 0}).shield("a", "#")
+
+
+def hostile_tokens():
+    """Of many lengths that almost fit at every place of a run: a dictionary's look-ups of slices took 8 s for 1 MB of one of them."""
+    return ["a" * n + "b" for n in range(41, 4000, 40)]
+
+
+@pytest.mark.parametrize("keys", [
+    lambda: spm_keys([*SPM_TOKENS, *hostile_tokens(), "a" * 65535 + "b"], [*SPM_TYPES, *[4] * 100]),
+    lambda: bpe_keys([*BPE_TOKENS, *hostile_tokens()], [*BPE_TYPES, *[4] * 99]),
+    lambda: bpe_keys([*BPE_TOKENS, *hostile_tokens()], [*BPE_TYPES, *[3] * 99])], ids=["spm", "bpe", "control"])
+def test_hostile_added_tokens_do_not_slow_texts_down(make, keys):  # 74
+    t = make(keys())
+    for text in ("a" * 200_000, "a" * 100_000 + "c" + "a" * 99_998 + "b"):
+        start = time.thread_time()
+        ids = t.encode(text, special=True, add_bos=False)
+        assert time.thread_time() - start < 0.2
+        assert b"".join(t.piece(i, special=True) for i in ids).decode().lstrip() == text
+    assert ids[-1] == t.n_vocab - 1
+    if t._vocabulary.types[-1] == 3:
+        start = time.thread_time()
+        assert t.controls.shield("a" * 200_000, "#") == "a" * 196_039 + "a#" * 3961
+        assert time.thread_time() - start < 0.2
+
+
+@settings(max_examples=300, deadline=None)
+@given(tokens=st.lists(st.text("<é漢 \udc80", min_size=1, max_size=4), max_size=8, unique=True), text=st.text("<é漢 \udc80", max_size=40),
+       data=st.data())
+def test_control_tokens_of_any_characters(tokens, text, data):
+    texts = {t: i for i, t in enumerate(tokens)}
+    assert ControlTokens(texts).split(text) == naive_split(texts, text)
+    lstrip, rstrip = (frozenset(data.draw(st.sets(st.integers(0, len(tokens))))) for _ in range(2))
+    parts, text = ControlTokens(texts, lstrip, rstrip).split(text), text
+    for i, part in enumerate(parts):  # all of the text but blanks, in order
+        whole = tokens[part] if isinstance(part, int) else part
+        skipped = len(text) - len(text.lstrip(" "))
+        while not text.startswith(whole):
+            assert skipped and text[0] == " "
+            text = text[1:]
+        text = text[len(whole):]
+        if isinstance(part, str) and i + 1 < len(parts) and parts[i + 1] in lstrip:
+            assert not part.endswith(" ")
+    assert not text.strip(" ")
 
 
 @settings(max_examples=300, deadline=None)
@@ -409,3 +451,26 @@ def tiny_spm(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocabulary") / "spm.gguf"
     path.write_bytes(gguf(list(spm_keys().values())))
     return tokenizer.load(GGUF(path))
+
+
+def test_a_rule_with_more_classes_than_a_byte_counts_is_refused():
+    """Nine sets cut 300 characters into 300 classes: the 256th was written behind the table of them."""
+    from array import array
+
+    from pyengine.native import ffi, lib
+
+    sets, planes = array("I"), [[c for c in range(0xE000, 0xE000 + 300) if c >> bit & 1] for bit in range(9)]
+    for plane in planes:
+        sets.extend([0, 0, len(plane), 0, *(end for c in plane for end in (c, c))])
+    stages, ops = array("I", [0, 0, 2, 0]), array("I", [1, 0, 0, 0, 0, 0, 0, 0])  # one character of the first set
+
+    def code(sets):
+        out = ffi.new("pe_splitter **")
+        code = lib.pe_splitter_new(ffi.from_buffer("uint32_t[]", sets), len(sets), ffi.from_buffer("uint32_t[]", stages), 1,
+                                   ffi.from_buffer("uint32_t[]", ops), 2, out)
+        assert (code == lib.PE_OK) == (out[0] != ffi.NULL)
+        lib.pe_splitter_free(out[0])
+        return code
+
+    assert code(sets) == lib.PE_EINVAL
+    assert code(sets[:4 + 2 * len(planes[0])]) == lib.PE_OK

@@ -133,9 +133,11 @@ def test_charsmaps_that_lead_astray(make):  # 71
         with_map(tiny_map([(i, ord("q"), i + 1, 0 if i == 64 else None) for i in range(65)], b"\0"))
     long = with_map(tiny_map([(i, ord("q"), i + 1, 0 if i == 63 else None) for i in range(64)], b"\0"))
     assert long.encode("q" * 64 + "the", **PLAIN) == long.encode("the", **PLAIN)
-    greedy = with_map(tiny_map([(0, ord("q"), 1, 0)], b"x" * 1000 + b"\0"))
-    with pytest.raises(TokenizerError, match="makes 100000.* bytes of 1000, expected at most 16 of each"):
+    greedy = with_map(tiny_map([(0, ord("q"), 1, 0)], b"x" * 255 + b"\0"))
+    with pytest.raises(TokenizerError, match="makes 25500.* bytes of 1000, expected at most 16 of each"):
         greedy.encode("q" * 1000)
+    with pytest.raises(GGUFError, match="a replacement longer than 255 bytes"):  # of 1 MB of text, 1 MB each would take a day
+        with_map(tiny_map([(0, ord("q"), 1, 0)], b"x" * 256 + b"\0"))
 
 
 def normalized(blob, raw):
@@ -173,7 +175,7 @@ def test_damaged_charsmaps(data):  # 71
     raw = data.draw(st.lists(st.sampled_from(b"ab\x01\xff"), max_size=80).map(bytes))
     why, n, blob = ffi.new("uint64_t *"), ffi.new("uint64_t *"), bytes(blob)
     code = lib.pe_charsmap_check(blob, len(blob), why)
-    assert code == (lib.PE_EINVAL if why[0] else lib.PE_OK) and why[0] <= 3
+    assert code == (lib.PE_EINVAL if why[0] else lib.PE_OK) and why[0] <= 4
     if why[0] != 1:  # refused for what it leads to or not: no index goes astray (make check runs this under the sanitizer)
         assert lib.pe_ugm_normalize(blob, len(blob), 0, 0, 1, raw, len(raw), ffi.NULL, 0, n) == lib.PE_OK
         out = bytearray(n[0] + 1)
@@ -181,6 +183,22 @@ def test_damaged_charsmaps(data):  # 71
         assert bytes(out[:-1]) == normalized(blob, raw) and out[-1] == 0
     elif code:
         assert lib.pe_ugm_normalize(blob, len(blob), 0, 0, 1, raw, len(raw), ffi.NULL, 0, n) == lib.PE_EINVAL
+
+
+def test_scores_whose_sum_leaves_64_bits(make):
+    """PLaMo adds up whole numbers: 10,000 of these, 1e15 each, passed 2^63."""
+    keys, n = plamo_keys()
+    scores = [-1.0] * n
+    for score in (1e11, 2000.0, 3e38):
+        scores[-1] = score
+        with pytest.raises(GGUFError, match=f"scores.*for token {n - 1}, expected less than 2000"):
+            make(keys | {"scores": kv_array(T + "scores", F32, scores)})
+    scores[-1] = 1999.0
+    assert make(keys | {"scores": kv_array(T + "scores", F32, scores)}).encode("ab" * 5000)
+    for value in (1e11, 2000.0):  # C of its own accord: such a token is never taken
+        model = make(plamo_keys()[0])._model
+        model._scores = memoryview(struct.pack(f"<{n}f", *([value] * n)))
+        assert model.encode("a" * 20_000, True) == [4 + ord("a")] * 20_000
 
 
 def test_tokens_that_begin_with_one_another_are_bounded(make):  # 74

@@ -99,7 +99,7 @@ class Tokenizer:
                 elif self.model == "bert":
                     self._model = wpm.WordPiece(vocabulary, gguf)
                 else:
-                    self._model = {"rwkv": rwkv.World, "plamo2": plamo.Plamo}[self.model](vocabulary)
+                    self._model = {"rwkv": rwkv.World, "plamo2": plamo.Plamo}[self.model](vocabulary, gguf)
             return self._model
 
     def _find_added(self):

@@ -14,10 +14,13 @@ _ODD = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
 class Plamo:
-    def __init__(self, vocabulary):
+    def __init__(self, vocabulary, gguf):
         ids = vocabulary.byte_ids()
         self._byte_ids, self._bytes = ids, ffi.new("int32_t[]", ids)
         self._scores = vocabulary.scores()
+        for i, score in enumerate(memoryview(bytes(self._scores)).cast("f")):
+            if score >= 2000:
+                raise gguf.error("tokenizer.ggml.scores", f"found {score:g} for token {i}, expected less than 2000")
         self._trie = Trie(vocabulary.tokens, (NORMAL, USER_DEFINED, UNUSED), vocabulary.types,
                           backwards=True)
 

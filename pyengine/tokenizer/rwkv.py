@@ -4,11 +4,10 @@ GGUF writes a token's bytes as Python would between b' and ': \\xNN, \\t, \\n, \
 bytes are tokens, so every text can be written, and comes back byte by byte. May be imported by pyengine.tokenizer only.
 """
 import re
-from array import array
 
 from ..errors import TokenizerError
 from ..native import lib
-from .vocab import NORMAL, USER_DEFINED, Trie
+from .vocab import NORMAL, USER_DEFINED, Joined, Trie
 
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([tnr\\'\"])|)", re.S)
 _ODD = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # surrogates that stand for no byte
@@ -38,7 +37,7 @@ def surface(vocabulary, token):
 
 
 class World:
-    def __init__(self, vocabulary):
+    def __init__(self, vocabulary, gguf):
         tokens, types = [], vocabulary.types
         for i, text in enumerate(vocabulary.tokens):
             raw = unescaped(text) if types[i] in _TEXT else text
@@ -46,7 +45,7 @@ class World:
                 raise TokenizerError(f"tokenizer.ggml.tokens: token {i} is {text[:40]!r}, expected \\xNN, \\t, \\n, \\r or a quote "
                                      "after each backslash")
             tokens.append(raw)
-        self._trie = Trie(_Joined(tokens), _TEXT, types, backwards=True)
+        self._trie = Trie(Joined(tokens), _TEXT, types, backwards=True)
         single = {raw[0] for i, raw in enumerate(tokens) if len(raw) == 1 and types[i] in _TEXT}
         if missing := set(range(256)) - single:
             raise TokenizerError(f"tokenizer.ggml.tokens: {len(missing)} of the 256 bytes are no tokens, the first is "
@@ -57,23 +56,3 @@ class World:
         if not text.isascii():
             text = _ODD.sub("\ufffd", text)
         return self._trie.encode(lib.pe_rwkv_encode, text.encode("utf-8", "surrogateescape"))
-
-
-class _Joined:
-    """Byte strings one after another, as Trie wants them."""
-
-    def __init__(self, tokens):
-        self.lengths = memoryview(array("Q", map(len, tokens)))
-        self.offsets = memoryview(array("Q", _sums(self.lengths)))
-        self.buffer = b"".join(tokens) or b"\0"
-        self._n = len(tokens)
-
-    def __len__(self):
-        return self._n
-
-
-def _sums(lengths):
-    at = 0
-    for n in lengths:
-        yield at
-        at += n

@@ -7,8 +7,9 @@ What this is not: the unigram side of sentencepiece. May be imported by pyengine
 import re
 import warnings
 
+from ..errors import TokenizerError
 from ..native import lib
-from .vocab import SPACE, USER_DEFINED, Table
+from .vocab import MAX_TRIE_BYTES, SPACE, USER_DEFINED, Table
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _BAD_BYTES = re.compile("([\udc80-\udcff])")  # bytes that were not UTF-8, as surrogateescape spells them
@@ -28,6 +29,8 @@ class SentencePiece:
         self._bytes = vocabulary.byte_ids()
         self._prefix = add_space_prefix
         types = bytearray(vocabulary.types)
+        if (total := sum(vocabulary.tokens.lengths[i] for i in vocabulary.of_type(USER_DEFINED))) > MAX_TRIE_BYTES // 3:
+            raise TokenizerError(f"user-defined tokens: found {total} bytes of text, expected at most {MAX_TRIE_BYTES // 3}")
         for i in vocabulary.of_type(USER_DEFINED):
             if not _is_utf8(vocabulary.tokens[i]):  # half a character would match inside whole ones
                 types[i] = 0

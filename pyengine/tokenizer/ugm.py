@@ -13,7 +13,8 @@ from .vocab import BYTE, NORMAL, UNKNOWN, USER_DEFINED, Trie
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _KEY = "tokenizer.ggml.precompiled_charsmap"
-_WHY = ("", "sizes that do not fit together", "a replacement beyond its end", "a key longer than 64 bytes or one without an end")
+_WHY = ("", "sizes that do not fit together", "a replacement beyond its end", "a key longer than 64 bytes or one without an end",
+        "a replacement longer than 255 bytes")
 _GROWTH = 16        # bytes that one byte may become; of NFKC's, 3 bytes become 33 at most
 _PENALTY = 10.0     # below the worst token: a character in none
 

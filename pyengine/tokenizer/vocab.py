@@ -6,6 +6,8 @@ May be imported by pyengine.tokenizer only.
 import os
 import struct
 import warnings
+from array import array
+from itertools import accumulate
 
 from ..errors import MemoryBudgetError, TokenizerError
 from ..native import address_of, ffi, lib
@@ -199,14 +201,23 @@ class Table:
         return ffi.unpack(out, n[0])
 
 
+class Joined:
+    """Byte strings one after another, as Trie wants them."""
+
+    def __init__(self, tokens):
+        self.lengths = memoryview(array("Q", map(len, tokens)))
+        self.offsets = memoryview(array("Q", accumulate(self.lengths, initial=0)))
+        self.buffer = b"".join(tokens) or b"\0"
+
+
 class Trie:
     """The automaton of trie.c over those tokens whose type is in kinds. tokens: .buffer, .offsets, .lengths."""
 
-    def __init__(self, tokens, kinds, types, backwards=False):
+    def __init__(self, tokens, kinds, types, backwards=False, what="tokenizer.ggml.tokens", nested=MAX_NESTED):
         use = bytes(types).translate(bytes(t in kinds for t in range(256)))
         total = sum(n for n, used in zip(tokens.lengths, use) if used)
         if total > MAX_TRIE_BYTES:
-            raise TokenizerError(f"tokenizer.ggml.tokens: {total} bytes of text, expected at most {MAX_TRIE_BYTES}")
+            raise TokenizerError(f"{what}: {total} bytes of text, expected at most {MAX_TRIE_BYTES}")
         self._alive = tokens.lengths
         pointers = [ffi.cast("uint64_t *", address_of(data)) for data in (tokens.offsets, tokens.lengths)]
         facts, out = ffi.new("uint64_t[3]"), ffi.new("pe_trie **")
@@ -214,13 +225,19 @@ class Trie:
         Table.check(lib.pe_trie_new(ffi.cast("uint8_t *", address_of(tokens.buffer)), *pointers, use, len(use), backwards, *seeds,
                                     facts, out))
         self._c = ffi.gc(out[0], lib.pe_trie_free)
-        repeats, first, nested = facts
+        repeats, first, found = facts
         if repeats:
             warnings.warn(f"tokenizer.ggml.tokens: {repeats} tokens have the text of an earlier one, token {first} is the first; "
                           "text becomes the earlier one", stacklevel=6)
-        if nested > MAX_NESTED:
-            raise TokenizerError(f"tokenizer.ggml.tokens: {nested} tokens {'begin' if backwards else 'end'} with one another, "
-                                 f"expected at most {MAX_NESTED}")
+        if nested is not None and found > nested:
+            raise TokenizerError(f"{what}: {found} tokens {'begin' if backwards else 'end'} with one another, "
+                                 f"expected at most {nested}")
+
+    def longest(self, text):
+        """The longest token that begins at each byte of text (backwards only), -1 where none does: an array of C's."""
+        best = ffi.new("int32_t[]", len(text))
+        lib.pe_trie_longest(self._c, text, len(text), best)
+        return best
 
     def encode(self, function, text, *arguments):
         """Ids of text (bytes) by one of longest.c's or unigram.c's functions; arguments stand between text and out."""
