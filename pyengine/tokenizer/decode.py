@@ -7,7 +7,8 @@ import re
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _CONTRACTION = re.compile(" (?='(?:[sm]|[rv]e))")
-_SAFE = re.compile(".* [^?!.,' ]", re.S)  # no rule of clean() reaches from before its end to behind it
+_SAFE = re.compile(".*(?: [^?!.,' ]|[?!.,])", re.S)  # no rule of clean() reaches from before its end to behind it
+_HELD = 256  # characters; of more, as many again come before they are looked at again, or a run of ' would take quadratic time
 
 
 def clean(text):
@@ -28,7 +29,8 @@ class Decoder:
         self._special = special
         self._pending = drop_blank
         self._decode = _UTF8("replace").decode
-        self._held = "" if cleans else None
+        self._held = [] if cleans else None
+        self._size = self._enough = 0  # characters held, and how many have to be
 
     def push(self, token):
         piece = self._piece(token, self._special)
@@ -41,14 +43,19 @@ class Decoder:
 
     def flush(self):
         text = self._decode(b"", True)
-        return text if self._held is None else clean(self._held + text)
+        return text if self._held is None else clean("".join(self._held) + text)
 
     def _cleaned(self, text):
         """What no later text can change."""
-        self._held += text
-        safe = _SAFE.match(self._held)
+        self._held.append(text)
+        self._size += len(text)
+        if self._size < self._enough:
+            return ""
+        held = "".join(self._held)
+        safe = _SAFE.match(held)
         end = safe.end() if safe else 0
-        if " " not in self._held[end:]:
-            end = len(self._held)
-        text, self._held = self._held[:end], self._held[end:]
-        return clean(text)
+        if " " not in held[end:]:
+            end = len(held)
+        self._held, self._size = [held[end:]], len(held) - end
+        self._enough = 2 * self._size if self._size > _HELD else 0
+        return clean(held[:end])
