@@ -35,6 +35,8 @@ def read(path: str | os.PathLike) -> dict:
                 raise g.tensor_error(name, "found a negative or non-finite sum or count, expected sums of squares")
             mean = sums / np.maximum(n.reshape(-1, 1), 1)
             mean[mean.sum(axis=1) == 0] = 1              # a matrix that never ran: every column alike
+            # only ratios count: brought below 1 by a power of two, so that no product of sums leaves a float
+            mean = np.ldexp(mean, -np.frexp(mean.max(axis=1, keepdims=True))[1])
             # a column that never fired may still fire: it counts little, not nothing
             out[weight] = np.ascontiguousarray(np.maximum(mean, mean.mean(axis=1, keepdims=True) * 1e-4), dtype=np.float32)
         if not out:

@@ -454,8 +454,9 @@ def quantize(name: str, x, *, importance=None, isa: int | None = None):
     rows, k = x.shape
     if importance is not None:
         importance = np.ascontiguousarray(importance, dtype=np.float32)
-        if importance.shape != (k,) or not (importance > 0).all():
-            raise RequestError(f"found {importance.shape}, expected {k} numbers above 0", param="importance")
+        if importance.shape != (k,) or not ((importance > 0) & np.isfinite(importance)).all():
+            raise RequestError(f"found {importance.shape}, expected {k} finite numbers above 0", param="importance")
+        importance = np.ldexp(importance, -np.frexp(importance.max(initial=1e-30))[1])  # only ratios count; products of sums fit
     out, wrong = quantize_rows(BY_NAME["F32"], BY_NAME[name], x, rows, k, importance, isa)
     if wrong:
         raise RequestError(f"x: {wrong}", param="x")

@@ -253,3 +253,17 @@ def test_unknown_types_are_listed():
     with pytest.raises(RequestError, match="type: found 'Q9_X', expected one of F32, F16, BF16, Q4_0"):
         mixes.mix_of("Q9_X")
     assert mixes.mix_of("q4_k_m")[0] == "Q4_K_M" and mixes.mix_of("Q4_K")[0] == "Q4_K_M"
+
+
+def test_importance_counts_by_its_ratios_only():
+    """Products of sums of 3e38 were NaN, and so were the scales that were written."""
+    draw = np.random.default_rng(1)
+    x, importance = draw.standard_normal((2, 256)).astype("f4"), draw.uniform(0.1, 1, 256).astype("f4")
+    for name in ("Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q6_K", "Q1_0", "IQ2_XXS"):
+        once = quants.quantize(name, x, importance=importance)
+        for power in (127, 100, -100):
+            assert (quants.quantize(name, x, importance=np.ldexp(importance, power)) == once).all(), (name, power)
+    for bad in (np.inf, np.nan, 0, -1):
+        importance[7] = bad
+        with pytest.raises(RequestError, match="expected 256 finite numbers above 0"):
+            quants.quantize("Q4_0", x, importance=importance)
