@@ -19,7 +19,7 @@ from texts import PASSAGES
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(1800)]
 
-N = 60      # positions of each passage
+N = 250     # positions of each passage
 MAKE = """
 import ctypes, sys
 import llama_cpp.llama_cpp as c
@@ -37,7 +37,7 @@ def truth(f32_copy):
 
     def of(model):
         if model not in found:
-            with pyengine.Llama(f32_copy(model), n_ctx=128) as m:
+            with pyengine.Llama(f32_copy(model), n_ctx=512) as m:
                 texts = [m.tokenize(t.replace("\n", " "), add_bos=True)[:N] for t in PASSAGES]
             found[model] = texts, rows(f32_copy(model), texts)
         return found[model]
@@ -46,7 +46,7 @@ def truth(f32_copy):
 
 
 def rows(path, texts):
-    with Runner(path, n_ctx=256, max_tokens=64, max_wanted=64) as runner:
+    with Runner(path, n_ctx=512, max_tokens=64, max_wanted=N) as runner:
         return np.array([log_softmax(row) for ids in texts for row in runner.logits(ids, range(N))], np.float32)
 
 
