@@ -66,6 +66,7 @@ def test_python_without_ensurepip_is_named(tree, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # builds everything anew, 75 s on two free cores
 def test_sdist_wheel_and_fresh_environments(tree, tmp_path):
     """source tree -> sdist -> wheel -> a fresh environment -> the package works from there."""
     backend = "import sys, setuptools.build_meta as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
