@@ -127,12 +127,18 @@ def choose(tensors, mix_name: str, facts: Facts, *, pure=False, output=None, emb
             continue
         category = category_of(t.name)
         manual = next((kind for pattern, kind in overrides if pattern.search(t.name)), None)
+        said = None                                     # what was asked for by name, and by which parameter
         if embedding and category == "embedding":
-            kind = embedding
+            said = embedding, "token_embedding_type"
         elif output and (category == "output" or category == "embedding" and rules.tied):
-            kind = output
+            said = output, "output_tensor_type"
         elif manual:
-            kind = manual
+            said = manual, "tensor_types"
+        if said:
+            kind, param = said
+            if t.shape[0] % BY_NAME[kind].block:        # a mix has stand-ins, a request has none
+                raise RequestError(f"{param}: {kind} for tensor {quoted(t.name)}, whose rows have {t.shape[0]} elements; expected a "
+                                   f"multiple of {BY_NAME[kind].block}, or another type ({fitting(kind, t.shape[0])} fits)", param=param)
         elif pure or BY_NAME[base].block == 1:
             kind = base
         else:

@@ -2,10 +2,12 @@
 written over, nothing left behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ import numpy as np
 
 import pyengine
 import split_gguf
-from pyengine import convert
+from pyengine import convert, mixes
 from pyengine.cli import main
 from pyengine.errors import GGUFError, PyengineError, RequestError
 from pyengine.gguf import GGUF
@@ -120,6 +122,18 @@ def test_overrides_by_name(source, tmp_path):
         convert.quantize(source, tmp_path / "q.gguf", "Q4_0", tensor_types=[("(", "Q8_0")])
     with pytest.raises(RequestError, match="output_tensor_type: found 'Q4_K_M', expected one of F32, F16, Q4_0"):
         convert.quantize(source, tmp_path / "q.gguf", "Q4_0", output_tensor_type="Q4_K_M")
+
+
+@pytest.mark.parametrize("param", ["tensor_types", "output_tensor_type", "token_embedding_type"])
+def test_a_type_asked_for_by_name_has_no_stand_in(param):
+    matrix = SimpleNamespace(shape=(96, 8))
+    tensors = [SimpleNamespace(name=n, **vars(matrix)) for n in ("token_embd.weight", "blk.0.ffn_up.weight", "output.weight")]
+    facts = mixes.Facts("llama", 1, 1, 0, False)
+    assert mixes.choose(tensors, "Q6_K", facts, pure=True) == dict.fromkeys((t.name for t in tensors), "Q8_0")   # a mix has one
+    given = {"tensor_types": {"overrides": [(re.compile("ffn_up"), "Q6_K")]}, "output_tensor_type": {"output": "Q6_K"},
+             "token_embedding_type": {"embedding": "Q6_K"}}[param]
+    with pytest.raises(RequestError, match=f"{param}: Q6_K for tensor .*96 elements; expected a multiple of 256.*Q8_0 fits"):
+        mixes.choose(tensors, "Q4_0", facts, **given)
 
 
 @pytest.mark.parametrize("settings, says", [
