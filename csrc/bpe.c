@@ -114,11 +114,6 @@ static int merge_all(work *w, uint32_t start, uint32_t end, int32_t *out, uint64
 
 /* ---- byte-level BPE ---------------------------------------------------------------------- */
 
-static uint32_t character(uint8_t lead, uint64_t left) {
-  uint32_t n = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  return n < left ? n : (uint32_t)left;
-}
-
 /* A whole word that is a token, in GPT-2's stand-ins; -1: it is none. */
 static int32_t whole_word(const pe_vocab *v, const uint8_t *text, uint32_t n, uint8_t *room) {
   uint32_t m = 0;
@@ -145,7 +140,7 @@ static int all_newlines(const uint8_t *text, uint32_t n) {
 static int begin(work *w, uint32_t n) {
   const pe_vocab *v = w->v;
   for (uint32_t j = 0, prev = 0, len; j < n; prev = j, j += len) {
-    len = v->raw ? character(w->text[j], n - j) : 1;
+    len = v->raw ? pe_utf8_length(w->text[j], n - j) : 1;
     w->s[j] = (symbol){j + len, prev, v->raw ? pe_vocab_find(v, w->text + j, len) : v->byte_ids[w->text[j]]};
     if (w->s[j].id < 0 && !v->raw) return PE_EINVAL; /* checked by the caller, who names the byte */
     for (uint32_t k = 1; k < len; k++) w->s[j + k].end = 0;
@@ -203,7 +198,7 @@ int pe_spm_encode(const pe_vocab *v, const uint8_t *text, uint64_t n, int32_t *o
       prev = start = at += (uint32_t)v->user_len[user];
       continue;
     }
-    uint32_t len = character(text[at], n - at);
+    uint32_t len = pe_utf8_length(text[at], n - at);
     w.s[at] = (symbol){at + len, prev, pe_vocab_find(v, text + at, len)};
     for (uint32_t j = 1; j < len; j++) w.s[at + j].end = 0;
     prev = at;

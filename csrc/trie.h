@@ -44,9 +44,4 @@ static inline uint32_t pe_trie_next(const pe_trie *t, uint32_t at, uint8_t byte)
 /* The node of the longest token among its suffixes, itself included; 0: none. Shorter ones follow by link. */
 static inline uint32_t pe_trie_token(const pe_trie *t, uint32_t at) { return t->nodes[at].id >= 0 ? at : t->nodes[at].link; }
 
-static inline uint32_t pe_utf8_length(uint8_t lead, uint64_t left) {
-  uint32_t n = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  return n < left ? n : (uint32_t)left;
-}
-
 #endif

@@ -94,4 +94,10 @@ static inline uint64_t pe_merge_slot(const pe_vocab *v, int32_t left, int32_t ri
   return j;
 }
 
+/* Bytes of the character that begins with lead, no more than there are. */
+static inline uint32_t pe_utf8_length(uint8_t lead, uint64_t left) {
+  uint32_t n = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  return n < left ? n : (uint32_t)left;
+}
+
 #endif
