@@ -121,14 +121,24 @@ def q8_0(rng, n, std):
     return np.concatenate([scales(rng, n, 73.3, std), rng.integers(-127, 128, (n, 32), np.int8).view(np.uint8)], 1)
 
 
+def scales_6bit(sc, m):
+    """Eight 6-bit scales and minima in twelve bytes (q4_K and q5_K)."""
+    import numpy as np
+
+    out = np.zeros((len(sc), 12), np.uint8)
+    out[:, 0:4] = sc[:, :4] | (sc[:, 4:] >> 4) << 6
+    out[:, 4:8] = m[:, :4] | (m[:, 4:] >> 4) << 6
+    out[:, 8:12] = sc[:, 4:] & 15 | (m[:, 4:] & 15) << 4
+    return out
+
+
 def q4_k(rng, n, std):
     """Equal 6-bit scales and minima, dmin = 7.5 d: every group of 32 is centred."""
     import numpy as np
-    import pack_kquants
 
     sc = rng.integers(32, 64, (n, 8), np.uint8)
     d = std / (4.61 * 48.4) * rng.uniform(0.9, 1.1, n)
-    return np.concatenate([f16(d), f16(7.5 * d), pack_kquants.scales_6bit(sc, sc), rng.integers(0, 256, (n, 128), np.uint8)], 1)
+    return np.concatenate([f16(d), f16(7.5 * d), scales_6bit(sc, sc), rng.integers(0, 256, (n, 128), np.uint8)], 1)
 
 
 def q6_k(rng, n, std):

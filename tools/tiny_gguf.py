@@ -302,42 +302,23 @@ WRONG_KEYS = {
 
 
 def type_number(name):
-    """ggml's number of a type. The package takes one that it does not know as soon as it has its size."""
+    """ggml's number of a type. The gguf package takes one that it does not know (Q2_0) as soon as it has its size."""
     import gguf
 
-    import pack_small
+    from pyengine.quants import BY_NAME
 
-    if name not in pack_small.MISSING or name in gguf.GGMLQuantizationType.__members__:
-        return gguf.GGMLQuantizationType[name]
-    number, *size = pack_small.MISSING[name]
-    gguf.GGML_QUANT_SIZES.setdefault(number, tuple(size))
-    return number
+    kind = gguf.GGMLQuantizationType.__members__.get(name)
+    if kind is None:
+        kind = BY_NAME[name].id
+        gguf.GGML_QUANT_SIZES.setdefault(kind, (BY_NAME[name].block, BY_NAME[name].bytes))
+    return kind
 
 
 def pack(array, type_name):
     """Bytes of float rows in a ggml type: uint8 [rows, bytes], or the array itself for F32."""
-    import gguf
-    import numpy as np
+    from pyengine import quants
 
-    import pack_iquants
-    import pack_kquants
-    import pack_small
-
-    if type_name == "F32":
-        return array
-    kind = type_number(type_name)
-    block, _ = gguf.GGML_QUANT_SIZES[kind]
-    if array.shape[-1] % block:
-        raise ValueError(f"{type_name} needs rows of a multiple of {block}, found {array.shape[-1]}")
-    if type_name == "F16":
-        return array.astype("<f2").view(np.uint8)
-    packers = {**pack_kquants.PACKERS, **pack_iquants.PACKERS}
-    if type_name in packers:
-        return packers[type_name](array.reshape(-1, 256)).reshape(len(array), -1)
-    if type_name in pack_small.PACKERS:
-        packer, block = pack_small.PACKERS[type_name]
-        return packer(array.reshape(-1, block)).reshape(len(array), -1)
-    return gguf.quants.quantize(array, kind).view(np.uint8).reshape(len(array), -1)
+    return array if type_name == "F32" else quants.quantize(type_name, array)
 
 
 # --- the file --------------------------------------------------------------------------------------------
