@@ -409,6 +409,7 @@ uint64_t pe_vocab_longest(const uint64_t *len, uint64_t n);
 int64_t pe_vocab_types(const uint8_t *values, uint64_t n, uint8_t *types);
 /* What cuts text into words, made by rules.py, whose file tells what the three arrays hold. PE_OK, PE_ENOMEM, PE_EINVAL. */
 typedef struct pe_splitter pe_splitter;
+const uint32_t *pe_unicode_classes(uint64_t *n);  /* runs of one category each: first code point << 3 | place of its letter in CLMNPSZ */
 int pe_splitter_new(const uint32_t *sets, uint64_t n_set_words, const uint32_t *stages, uint64_t n_stages, const uint32_t *ops,
                     uint64_t n_ops, pe_splitter **out);
 void pe_splitter_free(pe_splitter *s);

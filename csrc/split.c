@@ -43,6 +43,13 @@ typedef struct entry { /* where to go on if the rest fails */
   int run;
 } entry;
 
+enum { N_RUNS = sizeof pe_unicode_runs / sizeof *pe_unicode_runs };
+
+const uint32_t *pe_unicode_classes(uint64_t *n) {
+  *n = N_RUNS;
+  return pe_unicode_runs;
+}
+
 /* ---- making one ------------------------------------------------------------------------------- */
 
 typedef struct set { /* a class mask and ranges, then minus, then negate; negate 2: plus are ranges of sets before, and it is all of them */
@@ -63,7 +70,6 @@ static int by_value(const void *a, const void *b) {
 
 /* Code points that the same sets hold are one class. Fills page, pages and member. */
 static int make_classes(pe_splitter *s, const set *sets, uint32_t n_sets, uint32_t n_ranges) {
-  enum { N_RUNS = sizeof pe_unicode_runs / sizeof *pe_unicode_runs };
   uint64_t known[MAX_CLASSES];
   uint32_t n_known = 0, n_cuts = 0, run = 0, n_pages = 0;
   uint32_t *cuts = pe_alloc(N_RUNS + 2 * (uint64_t)n_ranges + 1, sizeof *cuts);
