@@ -262,10 +262,17 @@ static void attn_chunk(const pe_attn *a, attn_tile *t, int n, int64_t base) {
   }
 }
 
-/* o = x/l over n columns. */
-static void attn_finish(float *o, float l, int64_t n) {
-  const v16 d = v16_set(l);
+/* o = x/l over n columns. A sink, a score without a position, has joined first. */
+static void attn_finish(float *o, float m, float l, const float *sink, int64_t n) {
+  v16 d = v16_set(l);
   int64_t j = 0;
+  if (sink) {
+    v16 most = v16_max(v16_set(m), v16_set(*sink)), e0 = v16_exp(v16_sub(v16_set(m), most));
+    d = v16_fma(d, e0, v16_exp(v16_sub(v16_set(*sink), most)));
+    for (; j + 16 <= n; j += 16) v16_store(o + j, v16_mul(v16_load(o + j), e0));
+    if (j < n) v16_store_n(o + j, v16_mul(v16_load_n(o + j, (int)(n - j)), e0), (int)(n - j));
+    j = 0;
+  }
   for (; j + 16 <= n; j += 16) v16_store(o + j, v16_div(v16_load(o + j), d));
   if (j < n) v16_store_n(o + j, v16_div(v16_load_n(o + j, (int)(n - j)), d), (int)(n - j));
 }
@@ -306,7 +313,7 @@ static void attn_rows(const pe_attn *a, attn_tile *t, int64_t r0, int n) {
   }
   for (int r = 0; !a->part && r < n; r++) {
     if (t->seen[r])
-      attn_finish(t->o[r], t->l[r], a->dv);
+      attn_finish(t->o[r], t->m[r], t->l[r], a->sinks ? a->sinks + (r0 + r) % a->n_group : NULL, a->dv);
     else
       memset(t->o[r], 0, (size_t)a->dv * 4);                    /* c0..c1 shows this row nothing */
   }
@@ -320,7 +327,7 @@ static void op_attn(const pe_attn *a) {
 
 /* The maxima run ahead of the sums, so that exp takes sixteen chunks at once; each column
  * block then goes through the sixteen in registers. */
-static void op_attn_merge(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv) {
+static void op_attn_merge(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv, const float *sink) {
   const float *p = part + c0 * part_stride;
   memcpy(o, p, (size_t)dv * 4);
   float m = p[dv];
@@ -346,13 +353,13 @@ static void op_attn_merge(float *o, const float *part, int64_t part_stride, int6
   }
   float out[16];
   v16_store(out, l);
-  attn_finish(o, out[0], dv);
+  attn_finish(o, m, out[0], sink, dv);
 }
 
 /* The members of a tier's pe_vops after its name and ISA. */
 #define PE_VOPS_MEMBERS                                                                       \
   .rms_norm = op_rms_norm, .layer_norm = op_layer_norm, .quant32 = op_quant32, .quant256 = op_quant256, \
   .add = op_add, .mul = op_mul, .scale = op_scale, .act = op_act, .glu = op_glu, .softcap = op_softcap, \
-  .exp = op_exp, .log = op_log, .rope_table = op_rope_table, .rope_adjacent = op_rope_adjacent,         \
+  .axpy = op_axpy, .exp = op_exp, .log = op_log, .rope_table = op_rope_table, .rope_adjacent = op_rope_adjacent,         \
   .rope_halves = op_rope_halves, .attn = op_attn, .attn_merge = op_attn_merge,                           \
   .kv_store = {op_kv_store, op_kv_store_q8, op_kv_store_q4}, .softmax_sum = op_softmax_sum

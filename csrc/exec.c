@@ -4,8 +4,8 @@
  * program is bound (pe_prog_new).
  *
  * Every float row in the arena has a stride that is a multiple of 16 floats; "up(k)"
- * below. Activation rows are those of kernel.h. "rows" are the step's tokens or its
- * wanted rows (insn.count). A NORM that gathers reads operands 0 and 2 at the wanted
+ * below. Activation rows are those of kernel.h. "rows" are the step's tokens, its
+ * wanted rows or its (token, expert) pairs (insn.count). A NORM that gathers reads operands 0 and 2 at the wanted
  * token's row and writes its results at the index among the wanted.
  *
  *  op          operands a[]                                           n[]                            f[]
@@ -14,16 +14,21 @@
  *  NORM        0 x, 1 post w, 2 residual r, 3 w, 4 b, 5 y, 6 Q32, 7 Q256   k kind(0 none 1 rms 2 layer) gather   eps gain
  *              t = post ? rms(x)*post : x;  t = t*gain, if gain is not 0;  r = r + t in place, if present (else r is t)
  *              y = kind ? norm(r)*w + b : r, written as floats and as activation rows
- *  MM          0 weight, 1 activations, 2 y, 3 bias                   k rows row_bytes act yk
+ *  MM          0 weight, 1 activations, 2 y, 3 bias, 4 list           k rows row_bytes act yk n_expert
+ *              list: n_expert matrices one after another, each for its own pairs
  *  KV          0 q, 1 k, 2 v, 3 rope table, 4 q norm w, 5 k norm w, 6 pages
  *              n_head n_kv dk dv n_rot kind(0 none 1 adjacent 2 halves) group              eps
- *  ATTN        0 q, 1 out, 2 partials, 3 pages    n_head n_kv dk dv window group cap        scale softcap
- *  ATTN_OUT    0 partials, 1 out, 2 Q32, 3 Q256   n_head n_kv dk dv window cap
+ *  ATTN        0 q, 1 out, 2 partials, 3 pages, 4 sinks [n_head]   n_head n_kv dk dv window group cap        scale softcap
+ *  ATTN_OUT    0 partials, 1 out, 2 Q32, 3 Q256, 4 sinks   n_head n_kv dk dv window cap
  *  GLU         0 gate, 1 up, 2 y, 3 Q32, 4 Q256   k kind
  *  EW          0 a, 1 b, 2 y                      k what kind period steps                 value
  *              what 5: a * b[position/period], b float[steps]
- *  FFN         0 gate weight, 1 up weight, 2 activations, 3 y, 4 Q32, 5 Q256      k rows row_bytes act kind
- *              act(gate x) * (up x), written as floats and as activation rows
+ *  FFN         0 gate weight, 1 up weight, 2 activations, 3 y, 4 Q32, 5 Q256, 6 list   k rows row_bytes act kind n_expert
+ *              act(gate x) * (up x), written as floats and as activation rows; list: as for MM
+ *  ROUTE       0 logits, 1 selection bias, 2 weights out [slots] rows, 3 list     n_expert kind groups groups_used normalize   scale
+ *  GROUP       0 list                                                 n_expert
+ *  GATHER      0 rows of tokens, 1 list, 2 rows of pairs              k act n_expert
+ *  MIX         0 rows of pairs, 1 weights, 2 list, 3 y                k n_expert
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -32,11 +37,12 @@
 #include "exec.h"
 #include "fpenv.h"
 
-#define N_OPS 10
+#define N_OPS 14
 
 /* ---- rows and tiles of a step ---------------------------------------------------- */
 
 int64_t pe_rows_of(const pe_prog *p, const pe_insn *in) {
+  if (in->count == PE_COUNT_PAIRS) return (int64_t)p->step.n_tokens * in->slots;
   return in->count == PE_COUNT_WANTED ? p->step.n_wanted : p->step.n_tokens;
 }
 
@@ -144,7 +150,9 @@ static const struct {
   [PE_OP_KV] = {pe_parts_kv, pe_run_kv},   [PE_OP_ATTN] = {pe_parts_attn, pe_run_attn},
   [PE_OP_ATTN_OUT] = {parts_rows, pe_run_attn_out},
   [PE_OP_GLU] = {parts_glu, run_glu},      [PE_OP_EW] = {parts_rows, run_ew},
-  [PE_OP_FFN] = {pe_parts_ffn, pe_run_ffn},
+  [PE_OP_FFN] = {pe_parts_ffn, pe_run_ffn}, [PE_OP_ROUTE] = {parts_rows, pe_run_route},
+  [PE_OP_GROUP] = {pe_parts_group, pe_run_group}, [PE_OP_GATHER] = {parts_rows, pe_run_gather},
+  [PE_OP_MIX] = {parts_rows, pe_run_mix},
 };
 
 /* ---- one step -------------------------------------------------------------------------- */
@@ -184,6 +192,8 @@ static int64_t elements(const pe_prog *p, const pe_insn *in) {
   int64_t k = in->n[0];
   if (in->op == PE_OP_KV) k = (pe_has(in->a[0]) ? in->n[0] * in->n[2] : 0) + in->n[1] * (in->n[2] + in->n[3]);
   if (in->op == PE_OP_ATTN_OUT) k = in->n[0] * in->n[3];
+  if (in->op == PE_OP_MIX) k *= in->slots;
+  if (in->op == PE_OP_GATHER) k /= 16;      /* copied, not computed */
   return pe_rows_of(p, in) * k;
 }
 

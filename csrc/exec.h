@@ -1,4 +1,4 @@
-/* exec.h: a bound program, as exec.c, exec_mm.c, exec_attn.c and exec_bind.c share it. */
+/* exec.h: a bound program, as exec.c, exec_mm.c, exec_attn.c, exec_experts.c and exec_bind.c share it. */
 #ifndef PE_EXEC_H
 #define PE_EXEC_H
 #include <stdatomic.h>
@@ -64,4 +64,20 @@ void pe_run_kv(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
 uint32_t pe_parts_attn(const pe_prog *p, const pe_insn *in);
 void pe_run_attn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
 void pe_run_attn_out(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
+
+/* exec_experts.c: how the step's (token, expert) pairs lie. A list holds these one after another. */
+typedef struct pe_pairs {
+  int32_t *n_active;           /* experts that have pairs */
+  int32_t *active;             /* [n_expert] these experts */
+  int32_t *first;              /* [n_expert + 1] an expert's pairs are first[e]..first[e + 1] */
+  int32_t *token;              /* [pairs] the token of each */
+  int32_t *pair;               /* [tokens][slots] where each lies; between ROUTE and GROUP the experts themselves */
+} pe_pairs;
+static inline int64_t pe_pairs_ints(int64_t n_expert, int64_t pairs) { return 2 + 2 * n_expert + 2 * pairs; }
+pe_pairs pe_pairs_of(const pe_prog *p, pe_ref list, int64_t n_expert, int64_t n_pairs);
+void pe_run_route(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
+uint32_t pe_parts_group(const pe_prog *p, const pe_insn *in);
+void pe_run_group(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
+void pe_run_gather(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
+void pe_run_mix(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
 #endif

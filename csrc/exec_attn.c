@@ -74,7 +74,7 @@ void pe_run_attn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
     .page_stride = p->limits.page_bytes[group], .k_off = h * hb, .v_off = h * hb + kb, .kv_type = p->limits.kv_type,
     .scale = (float)in->f[0], .softcap = (float)in->f[1], .c0 = c0, .c1 = c1,
     .o = pe_row_f32(p, in->a[1], n_head * dv, t->row) + h * g * dv, .o_stride = pe_up16(n_head * dv),
-    .scratch = pe_scratch(p, thread),
+    .sinks = pe_has(in->a[4]) ? (const float *)pe_at(p, in->a[4]) + h * g : NULL, .scratch = pe_scratch(p, thread),
   };
   if (split) {
     if (chunk < c0 || chunk >= c1) return;
@@ -100,7 +100,7 @@ void pe_run_attn_out(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread)
     int64_t pos = p->pos[row], seen = window > 0 && pos - window + 1 > 0 ? pos - window + 1 : 0;
     for (int64_t h = 0; h < n_head; h++)
       p->v->attn_merge(o + h * dv, (const float *)pe_at(p, in->a[0]) + (row * n_head + h) * p->n_chunks * part_stride(dv),
-                       part_stride(dv), seen / PE_CHUNK, pos / PE_CHUNK + 1, dv);
+                       part_stride(dv), seen / PE_CHUNK, pos / PE_CHUNK + 1, dv, pe_has(in->a[4]) ? (const float *)pe_at(p, in->a[4]) + h : NULL);
   }
   pe_quantize(p, in->a[2], in->a[3], o, n_head * dv, row, 0, n_head * dv);
 }

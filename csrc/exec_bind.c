@@ -75,18 +75,41 @@ static void activations(check *c, int i, int64_t rows) {
   else rows_act(c, i, (int32_t)c->in->n[3], rows, c->in->n[0], 0, 0);
 }
 
+static int64_t max_rows(const pe_limits *l, const pe_insn *in) {
+  if (in->count == PE_COUNT_PAIRS) return (int64_t)l->max_tokens * in->slots;
+  return in->count == PE_COUNT_WANTED ? l->max_wanted : l->max_tokens;
+}
+
+/* The list of the step's pairs; shape number i is the number of experts. */
+static void pairs_list(check *c, int operand, int i, int written) {
+  int64_t n = c->in->n[i];
+  dim(c, i, 1, PE_MAX_EXPERTS);
+  if (c->in->slots < 1 || c->in->slots > n) fail(c, PE_EINVAL, 302);
+  if (!c->rc) need(c, operand, pe_pairs_ints(n, (int64_t)c->p->limits.max_tokens * c->in->slots), 4, 64, written, 0);
+}
+
+/* Matrices that a product has: n[5] of them with a list of pairs, else one. */
+static int64_t matrices(check *c, int list) {
+  if (!c->in->n[5]) return 1;
+  if (c->in->count != PE_COUNT_PAIRS) fail(c, PE_EINVAL, 300);
+  pairs_list(c, list, 5, 0);
+  return c->rc ? 1 : c->in->n[5];
+}
+
 static void check_mm(check *c, int64_t rows) {
   const int64_t *n = c->in->n;
   check_kernels(c), dim(c, 4, n[1], MAX_DIM);
+  int64_t m = matrices(c, 4);
   if (c->rc) return;
-  need(c, 0, n[1], n[2], 1, 0, 0), activations(c, 1, rows), rows_f32(c, 2, rows, n[4], 1, 0), vec_f32(c, 3, n[1], 1);
+  need(c, 0, n[1] * m, n[2], 1, 0, 0), activations(c, 1, rows), rows_f32(c, 2, rows, n[4], 1, 0), vec_f32(c, 3, n[1] * m, 1);
 }
 
 static void check_ffn(check *c, int64_t rows) {
   const int64_t *n = c->in->n;
-  check_kernels(c), dim(c, 1, 1, c->p->row_bytes / 4), dim(c, 4, 0, PE_ACT_RELU);
+  check_kernels(c), dim(c, 1, 1, c->p->row_bytes / 4), dim(c, 4, 0, PE_ACT_SWIGLU_OAI);
+  int64_t m = matrices(c, 6);
   if (c->rc) return;
-  need(c, 0, n[1], n[2], 1, 0, 0), need(c, 1, n[1], n[2], 1, 0, 0), activations(c, 2, rows);
+  need(c, 0, n[1] * m, n[2], 1, 0, 0), need(c, 1, n[1] * m, n[2], 1, 0, 0), activations(c, 2, rows);
   rows_f32(c, 3, rows, n[1], 1, 1), rows_act(c, 4, PE_ACT_Q32, rows, n[1], 1, 1), rows_act(c, 5, PE_ACT_Q256, rows, n[1], 1, 1);
 }
 
@@ -105,15 +128,17 @@ static void heads(check *c) {
   if (!c->rc && in->n[0] % in->n[1]) fail(c, PE_EINVAL, 101);
 }
 
-static int64_t max_rows(const pe_limits *l, const pe_insn *in) {
-  return in->count == PE_COUNT_WANTED ? l->max_wanted : l->max_tokens;
-}
-
 static void check_insn(check *c) {
   const pe_insn *in = c->in;
   const int64_t *n = in->n;
   int64_t rows = max_rows(&c->p->limits, in), all = c->p->limits.max_tokens;
-  if (in->count != PE_COUNT_TOKENS && in->count != PE_COUNT_WANTED) { fail(c, PE_EINVAL, 300); return; }
+  if (in->count < PE_COUNT_TOKENS || in->count > PE_COUNT_PAIRS) { fail(c, PE_EINVAL, 300); return; }
+  int of_pairs = in->op == PE_OP_GROUP || in->op == PE_OP_GATHER;
+  if (in->count == PE_COUNT_PAIRS ? in->slots < 1 || !(of_pairs || in->op == PE_OP_NORM || in->op == PE_OP_MM || in->op == PE_OP_EW ||
+      in->op == PE_OP_GLU || in->op == PE_OP_FFN) : of_pairs) {
+    fail(c, PE_EINVAL, 300);
+    return;
+  }
   if (in->count == PE_COUNT_WANTED && in->op != PE_OP_NORM && in->op != PE_OP_MM && in->op != PE_OP_EW && in->op != PE_OP_GLU &&
       in->op != PE_OP_FFN) {
     fail(c, PE_EINVAL, 300);
@@ -152,17 +177,17 @@ static void check_insn(check *c) {
       heads(c), dim(c, 4, 0, MAX_DIM), dim(c, 6, 0, MAX_DIM);
       if (c->rc) break;
       rows_f32(c, 0, rows, n[0] * n[2], 0, 0), rows_f32(c, 1, rows, n[0] * n[3], 1, 0);
-      need(c, 2, n[6], 4, 64, 1, n[6] == 0), pages(c, 3, n[5], n[1], n[2], n[3]);
+      vec_f32(c, 4, n[0], 1), need(c, 2, n[6], 4, 64, 1, n[6] == 0), pages(c, 3, n[5], n[1], n[2], n[3]);
       if (!c->rc && n[4] != c->p->window[n[5]]) fail(c, PE_EINVAL, 104);
       break;
     case PE_OP_ATTN_OUT:
       heads(c), dim(c, 4, 0, MAX_DIM), dim(c, 5, 0, MAX_DIM);
       if (c->rc) break;
-      need(c, 0, n[5], 4, 64, 0, n[5] == 0), rows_f32(c, 1, rows, n[0] * n[3], 1, 0);
+      vec_f32(c, 4, n[0], 1), need(c, 0, n[5], 4, 64, 0, n[5] == 0), rows_f32(c, 1, rows, n[0] * n[3], 1, 0);
       rows_act(c, 2, PE_ACT_Q32, rows, n[0] * n[3], 1, 1), rows_act(c, 3, PE_ACT_Q256, rows, n[0] * n[3], 1, 1);
       break;
     case PE_OP_GLU:
-      dim(c, 0, 1, c->p->row_bytes / 4), dim(c, 1, 0, PE_ACT_RELU);
+      dim(c, 0, 1, c->p->row_bytes / 4), dim(c, 1, 0, PE_ACT_SWIGLU_OAI);
       rows_f32(c, 0, rows, n[0], 0, 0), rows_f32(c, 1, rows, n[0], 0, 0), rows_f32(c, 2, rows, n[0], 1, 1);
       rows_act(c, 3, PE_ACT_Q32, rows, n[0], 1, 1), rows_act(c, 4, PE_ACT_Q256, rows, n[0], 1, 1);
       break;
@@ -174,6 +199,25 @@ static void check_insn(check *c) {
         if (in->count != PE_COUNT_TOKENS) fail(c, PE_EINVAL, 300);    /* wanted rows have no positions of their own */
         if (!c->rc && c->p->limits.n_ctx > n[3] * n[4]) fail(c, PE_EINVAL, 104);
       } else rows_f32(c, 1, rows, n[0], 0, n[1] > PE_EW_MUL);
+      break;
+    case PE_OP_ROUTE:
+      dim(c, 1, 0, PE_ROUTE_SELECTED), dim(c, 2, 0, n[0] / 2), dim(c, 3, 0, n[2]), dim(c, 4, 0, 1), pairs_list(c, 3, 0, 1);
+      /* groups of two experts at least, and in those that are used as many as a token takes */
+      if (!c->rc && n[2] > 1 && (n[0] % n[2] || n[3] < 1 || n[0] / n[2] * n[3] < in->slots)) fail(c, PE_EINVAL, 102);
+      if (c->rc) break;
+      rows_f32(c, 0, rows, n[0], 0, 0), vec_f32(c, 1, n[0], 1), rows_f32(c, 2, rows, in->slots, 1, 0);
+      break;
+    case PE_OP_GROUP: pairs_list(c, 0, 0, 1); break;
+    case PE_OP_GATHER: {
+      int64_t stride = (dim(c, 0, 1, MAX_DIM), dim(c, 1, 0, 2), pairs_list(c, 1, 2, 0), pe_act_stride((int32_t)n[1], n[0]));
+      if (stride < 0) fail(c, PE_EINVAL, 101);
+      if (!c->rc) need(c, 0, all, stride, 64, 0, 0), need(c, 2, rows, stride, 64, 1, 0);
+      break;
+    }
+    case PE_OP_MIX:
+      dim(c, 0, 1, MAX_DIM), pairs_list(c, 2, 1, 0);
+      if (c->rc) break;
+      rows_f32(c, 0, rows * in->slots, n[0], 0, 0), rows_f32(c, 1, rows, in->slots, 0, 0), rows_f32(c, 3, rows, n[0], 1, 0);
       break;
     default: fail(c, PE_EINVAL, 301);
   }

@@ -166,6 +166,10 @@ static void op_scale(float *y, const float *a_, float s, int64_t n) {
   v16 v = v16_set(s);
   EACH1(n, a_, v16_mul(a, v));
 }
+static void op_axpy(float *y, float s, const float *x, int64_t n) {
+  v16 v = v16_set(s);
+  EACH2(n, x, y, v16_fma(v, a, b));
+}
 static void op_exp(float *y, const float *x, int64_t n) { EACH1(n, x, v16_exp(a)); }
 static void op_log(float *y, const float *x, int64_t n) { EACH1(n, x, v16_log(a)); }
 static void op_softcap(float *y, const float *x, float cap, int64_t n) {
@@ -183,12 +187,21 @@ static void op_act(int32_t kind, float *y, const float *x, int64_t n) {
   }
 }
 
+/* gpt-oss: the gate is held below 7, up between -7 and 7; NaN stays. */
+static inline v16 v16_swiglu_oai(v16 gate, v16 up) {
+  const v16 most = v16_set(7.0f), least = v16_set(-7.0f);
+  gate = v16_select(v16_lt(most, gate), most, gate);
+  up = v16_select(v16_lt(most, up), most, v16_select(v16_lt(up, least), least, up));
+  return v16_mul(v16_gelu_quick(gate), v16_add(up, v16_set(1.0f)));
+}
+
 static void op_glu(int32_t kind, float *y, const float *gate, const float *up, int64_t n) {
   switch (kind) {
     case PE_ACT_SILU: EACH2(n, gate, up, v16_mul(v16_silu(a), b)); break;
     case PE_ACT_GELU: EACH2(n, gate, up, v16_mul(v16_gelu(a), b)); break;
     case PE_ACT_GELU_ERF: EACH2(n, gate, up, v16_mul(v16_gelu_erf(a), b)); break;
     case PE_ACT_GELU_QUICK: EACH2(n, gate, up, v16_mul(v16_gelu_quick(a), b)); break;
+    case PE_ACT_SWIGLU_OAI: EACH2(n, gate, up, v16_swiglu_oai(a, b)); break;
     default: EACH2(n, gate, up, v16_mul(v16_relu(a), b)); break;
   }
 }

@@ -93,6 +93,7 @@ void pe_half_soft(uint16_t *h, float *y, const float *x, int64_t n);  /* for tes
 #define PE_ACT_GELU_ERF 2
 #define PE_ACT_GELU_QUICK 3
 #define PE_ACT_RELU 4
+#define PE_ACT_SWIGLU_OAI 5  /* gate and up together only: g/(1+exp(-1.702g))*(u+1), g = min(gate, 7), u = up held in -7..7 */
 
 typedef struct pe_attn {   /* one KV head, its group of query heads, some tokens of one sequence, some chunks */
   const float *q;          /* query of (token i, head g): q + i*q_stride + g*dk, rope applied */
@@ -113,6 +114,7 @@ typedef struct pe_attn {   /* one KV head, its group of query heads, some tokens
   int64_t part_chunks, part_stride;   /* part_stride >= dv + 2, floats */
   float *o;                /* part NULL: finished output of (i, g) at o + i*o_stride + g*dv */
   int64_t o_stride;
+  const float *sinks;      /* NULL, or a score without a position for each of the n_group heads; not part of partials */
   void *scratch;           /* PE_SCRATCH bytes */
 } pe_attn;
 
@@ -128,6 +130,7 @@ typedef struct pe_vops {   /* one tier's table; every member gives the same bits
   void (*scale)(float *y, const float *a, float s, int64_t n);
   void (*act)(int32_t kind, float *y, const float *x, int64_t n);                  /* PE_ACT_SILU ... */
   void (*glu)(int32_t kind, float *y, const float *gate, const float *up, int64_t n);  /* y = rn(act(gate)*up) */
+  void (*axpy)(float *y, float s, const float *x, int64_t n);                      /* y = fma(s, x, y) */
   void (*softcap)(float *y, const float *x, float cap, int64_t n);                 /* cap*tanh(x/cap) */
   void (*exp)(float *y, const float *x, int64_t n);
   void (*log)(float *y, const float *x, int64_t n);
@@ -138,8 +141,8 @@ typedef struct pe_vops {   /* one tier's table; every member gives the same bits
   void (*kv_store[3])(uint8_t *kpage, uint8_t *vpage, int64_t slot, const float *k, const float *v, int64_t dk, int64_t dv);
       /* by PE_KV_*: writes position `slot` of K and V; no byte of another position changes */
   void (*attn)(const pe_attn *a);
-  void (*attn_merge)(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv);
-      /* partials of chunks c0..c1 (c at part + c*part_stride) into a finished o[dv] */
+  void (*attn_merge)(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv, const float *sink);
+      /* partials of chunks c0..c1 (c at part + c*part_stride) into a finished o[dv]; sink: one, or NULL */
   double (*softmax_sum)(const float *logits, int64_t n, float max, float inv_t);
       /* sum of exp(rn((logit-max)*inv_t)): blocks of 4096 ids, sixteen lanes each, blocks added in order in float; returned exactly */
 } pe_vops;
@@ -296,6 +299,10 @@ int pe_pool_bind(pe_pool *, int32_t thread, const int32_t *cpus, int32_t n_cpus)
 #define PE_OP_GLU 7         /* act(gate)*up [quantize] */
 #define PE_OP_EW 8          /* one elementwise operation */
 #define PE_OP_FFN 9         /* two matrix products, act(gate)*up, [quantize] */
+#define PE_OP_ROUTE 10      /* a router's logits -> which experts a token takes, and how much of each */
+#define PE_OP_GROUP 11      /* the step's (token, expert) pairs in the order of the experts */
+#define PE_OP_GATHER 12     /* rows of tokens -> rows of pairs */
+#define PE_OP_MIX 13        /* rows of pairs -> their weighted sum by token */
 
 #define PE_EW_ADD 0
 #define PE_EW_MUL 1
@@ -306,6 +313,11 @@ int pe_pool_bind(pe_pool *, int32_t thread, const int32_t *cpus, int32_t n_cpus)
 
 #define PE_COUNT_TOKENS 0
 #define PE_COUNT_WANTED 1
+#define PE_COUNT_PAIRS 2    /* (token, expert): `slots` for each token */
+#define PE_MAX_EXPERTS 4096
+#define PE_ROUTE_SOFTMAX 0
+#define PE_ROUTE_SIGMOID 1
+#define PE_ROUTE_SELECTED 2 /* softmax over the logits of the experts that were selected */
 
 typedef struct pe_region {
   uint8_t *base;
@@ -324,7 +336,8 @@ typedef struct pe_insn {   /* operands per opcode: table at the top of exec.c */
   int32_t op;
   int32_t count;           /* PE_COUNT_*: what its rows are */
   int32_t barrier;         /* 0: the next instruction may run beside this one */
-  int32_t tail, pad;       /* tail 1: where it is little work, the thread that ends the phase before may run it: no phase of its own */
+  int32_t tail;            /* 1: where it is little work, the thread that ends the phase before may run it: no phase of its own */
+  int32_t slots;           /* experts of a token; 0: there are none */
   int32_t few, many;       /* PE_OP_MM, PE_OP_FFN: fn[1] from `few` rows on, fn[2] from `many` on */
   int32_t fn[3];           /* rows of pe_rows() */
   pe_ref a[8];

@@ -27,6 +27,7 @@ WRONG = {
     "gemma3": ("rope", "norm", "scale"),
     "qwen2": ("rope", "bias", "norm", "scale"),
     "qwen3": ("rope", "norm", "head norm"),
+    "qwen3moe": ("rope", "norm", "head norm"),
     "gemma2": ("rope", "norm", "scale", "attention cap", "final cap", "window"),
     "phi3": ("rope", "norm", "scale", "factors", "magnitude"),
     "gemma": ("rope", "norm", "scale"),
@@ -37,7 +38,9 @@ WRONG = {
     "granite": ("rope", "norm", "embedding scale", "attention scale", "residual scale", "logit scale"),
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
 }
-HALVES = ("exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3")  # rope turns pairs half a head apart
+WRONG_EXPERTS = ("expert order", "experts used")  # as well, where there are experts
+EXPERTS = {"qwen3moe": (8, 3)}  # experts, and how many a token takes; llama has them where the spec says so
+HALVES = ("exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
 LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
@@ -63,6 +66,10 @@ class Spec:
     n_head_kv: tuple = (2,)  # one number, or one per layer (written as an array)
     head_dim: int = 0  # 0: n_embd / n_head, and no key_length in the file
     n_ff: tuple = (96,)  # like n_head_kv
+    n_expert: int = 0  # 0: EXPERTS; llama: none
+    n_expert_used: int = 0  # 0: EXPERTS, or two
+    n_ff_exp: int = 0  # 0: n_ff; not llama, whose experts are as wide as n_ff
+    expert_scale: float = 0.0  # 0: no key
     n_ctx_train: int = 2048
     eps: float = 1e-5
     tied: bool = False
@@ -106,6 +113,9 @@ class Spec:
         for name, arch, value in (("biases", ("qwen2",), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
             if self.arch in arch:
                 object.__setattr__(self, name, value)
+        experts, used = EXPERTS.get(self.arch, (0, 2 if self.n_expert else 0))
+        object.__setattr__(self, "n_expert", self.n_expert or experts)
+        object.__setattr__(self, "n_expert_used", self.n_expert_used or used)
         if not self.head_dim and self.n_embd % self.n_head:
             raise ValueError(f"n_head {self.n_head} does not divide n_embd {self.n_embd}: give head_dim")
 
@@ -118,6 +128,11 @@ class Spec:
 
     def ff(self, layer):
         return self.n_ff[layer % len(self.n_ff)]
+
+
+def wrong_of(spec):
+    """What write() can make wrong in a file of this spec."""
+    return WRONG[spec.arch] + (WRONG_EXPERTS if spec.n_expert else ())
 
 
 # --- vocabulary ------------------------------------------------------------------------------------------
@@ -196,6 +211,13 @@ def weights(spec):
         if spec.biases and kind in BIASES[spec.arch]:
             out[name] = (size * rng.standard_normal(n)).astype(np.float32)
 
+    def experts(blk, ff, loud):
+        """A router wide enough that few choices are close, and experts loud enough that a wrong one shows."""
+        matrix(blk + "ffn_gate_inp.weight", spec.n_expert, spec.n_embd, 3.0)
+        for name, rows, columns, gain in (("gate", ff, spec.n_embd, 1.0), ("up", ff, spec.n_embd, 1.0), ("down", spec.n_embd, ff, 2 * loud)):
+            matrix(f"{blk}ffn_{name}_exps.weight", spec.n_expert * rows, columns, gain)
+            out[f"{blk}ffn_{name}_exps.weight"] = out[f"{blk}ffn_{name}_exps.weight"].reshape(spec.n_expert, rows, columns)
+
     rows, d, gemma, a = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch in GEMMA, spec.arch
     matrix("token_embd.weight", rows, spec.n_embd, 3.0)
     norm("output_norm.weight", spec.n_embd)
@@ -222,13 +244,16 @@ def weights(spec):
         if spec.fused:
             for kind in ("weight", "bias") if spec.biases else ("weight",):
                 out[f"{blk}attn_qkv.{kind}"] = np.concatenate([out.pop(f"{blk}attn_{part}.{kind}") for part in "qkv"])
-        if a in ("gemma3", "qwen3"):
+        if a in ("gemma3", "qwen3", "qwen3moe"):
             norm(blk + "attn_q_norm.weight", d)
             norm(blk + "attn_k_norm.weight", d)
         if gemma:
             norm(blk + "post_attention_norm.weight", spec.n_embd)
         if a not in COHERE:
             norm(blk + "ffn_norm.weight", spec.n_embd)
+        if spec.n_expert:
+            experts(blk, spec.n_ff_exp or ff, loud)
+            continue
         if a != "phi3":
             matrix(blk + "ffn_gate.weight", ff, spec.n_embd)
             bias(blk + "ffn_gate.bias", ff, kind="f")
@@ -248,8 +273,8 @@ def make_wrong(spec, arrays, what):
     """Changes one thing in `arrays`, the kind of thing a wrong implementation would get wrong."""
     import numpy as np
 
-    if what not in WRONG[spec.arch]:
-        raise ValueError(f"wrong: {what!r}, expected one of {WRONG[spec.arch]} for {spec.arch}")
+    if what not in wrong_of(spec):
+        raise ValueError(f"wrong: {what!r}, expected one of {wrong_of(spec)} for {spec.arch}")
     gemma = spec.arch == "gemma3"
     if what == "rope":
         # the other pairing: rows of each q and k head change places, so that pairs (i, i+1) become (i, i+d/2)
@@ -266,6 +291,8 @@ def make_wrong(spec, arrays, what):
     elif what == "factors":
         long, short = "rope_factors_long.weight", "rope_factors_short.weight"
         arrays[long], arrays[short] = arrays[short], arrays[long]
+    elif what == "expert order":
+        arrays["blk.0.ffn_gate_inp.weight"] = np.roll(arrays["blk.0.ffn_gate_inp.weight"], 1, axis=0)
     elif what in WRONG_KEYS:
         pass
     elif what == "bias":
@@ -297,6 +324,7 @@ WRONG_KEYS = {
     "logit scale": {"logit_scale": lambda v: v / 2},
     "yarn": {"rope.scaling.type": lambda v: "linear"},
     "log multiplier": {"rope.scaling.yarn_log_multiplier": lambda v: 0.0},
+    "experts used": {"expert_used_count": lambda v: v + 1},
     "temperature": {"attention.temperature_scale": lambda v: 0.0},
 }
 
@@ -318,14 +346,16 @@ def pack(array, type_name):
     """Bytes of float rows in a ggml type: uint8 [rows, bytes], or the array itself for F32."""
     from pyengine import quants
 
-    return array if type_name == "F32" else quants.quantize(type_name, array)
+    if type_name == "F32":
+        return array
+    return quants.quantize(type_name, array.reshape(-1, array.shape[-1])).reshape(*array.shape[:-1], -1)
 
 
 # --- the file --------------------------------------------------------------------------------------------
 
 
 def type_of(spec, name):
-    if not name.endswith(".weight") or "_norm" in name or name.startswith("rope_"):
+    if not name.endswith(".weight") or "_norm" in name or name.startswith("rope_") or "ffn_gate_inp" in name:
         return "F32"
     for end, type_name in spec.types:
         if name.endswith(end):
@@ -350,6 +380,12 @@ def metadata(spec):
     if spec.head_dim:
         keys[f"{a}.attention.key_length"] = spec.head_dim
         keys[f"{a}.attention.value_length"] = spec.head_dim
+    if spec.n_expert:
+        keys.update({f"{a}.expert_count": spec.n_expert, f"{a}.expert_used_count": spec.n_expert_used})
+        if a != "llama":
+            keys[f"{a}.expert_feed_forward_length"] = spec.n_ff_exp or ff[0]
+        if spec.expert_scale:
+            keys[f"{a}.expert_weights_scale"] = spec.expert_scale
     if a in GEMMA:
         optional = {"attention.sliding_window": spec.window, "attention.sliding_window_pattern": spec.window_pattern,
                     "rope.freq_base_swa": spec.rope_base_swa}
@@ -465,7 +501,7 @@ def main(argv=None):
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out")
-    parser.add_argument("--wrong", choices=sorted({w for names in WRONG.values() for w in names}))
+    parser.add_argument("--wrong", choices=sorted({w for names in (*WRONG.values(), WRONG_EXPERTS) for w in names}))
     for field in dataclasses.fields(Spec):
         flag = "--" + field.name.replace("_", "-")
         if field.type is bool:

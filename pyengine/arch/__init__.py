@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3moe": "qwen3moe",
     "smollm3": "smollm3",
     "xverse": "llama",
 }

@@ -43,13 +43,17 @@ class Hyper:
     temperature: float = 0.0            # q grows by 1 + temperature * ln(1 + floor(position / temperature_length))
     temperature_length: int = 0
     turns: bool = True                  # whether there is rope at all
+    n_expert: int = 0                   # 0: the feed-forward is one
+    n_expert_used: int = 0
+    n_ff_expert: int = 0
+    expert_scale: float = 1.0           # of the weights of a token's experts
 
     def with_(self, **values):
         return dataclasses.replace(self, **values)
 
 
-def read(gguf, arch, norm="rms") -> Hyper:
-    """Reads and checks the keys all decoders share. GGUFError names key, value and range."""
+def read(gguf, arch, norm="rms", experts=False) -> Hyper:
+    """Reads and checks the keys all decoders share. GGUFError names key, value and range. experts: the family may have them."""
     at = f"{arch}."
     n_layer = gguf.get_int(at + "block_count", lo=1, hi=1024)
     n_embd = gguf.get_int(at + "embedding_length", lo=1, hi=1 << 20)
@@ -71,7 +75,7 @@ def read(gguf, arch, norm="rms") -> Hyper:
         raise GGUFError(f"{gguf.path}: key '{at}rope.dimension_count' (default: the head size) is {n_rot}, expected an even number",
                         key=at + "rope.dimension_count")
     eps = gguf.get_float(at + ("attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon"), lo=0.0, hi=1.0)
-    if gguf.get_int(at + "expert_count", default=0, lo=0, hi=1 << 16):
+    if not experts and gguf.get_int(at + "expert_count", default=0, lo=0, hi=1 << 16):
         raise UnsupportedError(f"{gguf.path}: {arch} with experts (key '{at}expert_count') is not supported yet")
     embd = gguf.tensors.get("token_embd.weight")
     if embd is None or len(embd.shape) < 2:
@@ -110,6 +114,16 @@ def optional(gguf, key, default, most=math.inf):
         what = "a finite number of at least 0" if most == math.inf else f"a number from 0 to {most:g}"
         raise GGUFError(f"{gguf.path}: key '{key}' is {value}, expected {what}", key=key)
     return value
+
+
+def with_experts(gguf, hp, shared_width=False):
+    """hp with what the file says of experts. shared_width: where it does not say how wide one is, those of a token are n_ff together."""
+    at = f"{hp.arch}."
+    n = gguf.get_int(at + "expert_count", lo=1, hi=4096)
+    used = gguf.get_int(at + "expert_used_count", lo=1, hi=n)
+    return hp.with_(n_expert=n, n_expert_used=used, expert_scale=optional(gguf, at + "expert_weights_scale", 0.0) or 1.0,
+                    n_ff_expert=gguf.get_int(at + "expert_feed_forward_length", default=max(1, hp.n_ff[0] // (used if shared_width else 1)),
+                                                 lo=1, hi=1 << 24))
 
 
 def windows(gguf, arch, n_layer, *, period, default=None):

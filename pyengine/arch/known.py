@@ -55,7 +55,7 @@ PLANNED = {
     "orion": ("layernorm", "llama"), "paddleocr": ("sections", "llama"), "phi2": ("layernorm", "phi3"),
     "phimoe": ("experts", "phi3"), "plamo": ("words", "llama"), "plamo2": ("recurrence", "llama"), "plamo3": ("norms", "gemma3"),
     "plm": ("latent", "llama"), "qwen": ("words", "qwen2"), "qwen2moe": ("experts", "qwen2"), "qwen2vl": ("sections", "qwen2"),
-    "qwen35": ("decay", "qwen3"), "qwen35moe": ("decay", "qwen3"), "qwen3moe": ("experts", "qwen3"), "qwen3next": ("decay", "qwen3"),
+    "qwen35": ("decay", "qwen3"), "qwen35moe": ("decay", "qwen3"), "qwen3next": ("decay", "qwen3"),
     "qwen3vl": ("sections", "qwen3"), "qwen3vlmoe": ("sections", "qwen3"), "qwen4exp": ("decay", "qwen3"), "refact": ("alibi", "llama"),
     "rwkv6": ("recurrence", "llama"), "rwkv6qwen2": ("recurrence", "qwen2"), "rwkv7": ("recurrence", "llama"), "arwkv7": ("recurrence", "qwen2"),
     "seed_oss": ("words", "qwen2"), "smallthinker": ("experts", "qwen3"), "spark2_5": ("windows", "gemma2"), "stablelm": ("layernorm", "llama"),

@@ -71,6 +71,22 @@ def glu(g, x, layer, hp, act, *, joined=False):
     return g.linear(g.mul(g.act(gate, act), up), g.weight(at + "down.weight", n_ff, hp.n_embd), g.optional_vector(at + "down.bias", hp.n_embd))
 
 
+def experts(g, x, layer, hp, kind="softmax", act="silu", *, normalize=True):
+    """A feed-forward for each of a token's experts, chosen and weighted by a router (Shazeer et al. 2017, arXiv:1701.06538);
+    kind as Graph.route says."""
+    at, n = f"blk.{layer}.ffn_", hp.n_expert
+
+    def product(x, name, columns, rows):
+        bias = f"{at}{name}_exps.bias"
+        return g.expert_linear(x, route, g.weight(f"{at}{name}_exps.weight", columns, rows, matrices=n), g.vector(bias, rows, matrices=n) if g.has(bias) else None)
+
+    logits = g.linear(x, g.weight(at + "gate_inp.weight", hp.n_embd, n), g.optional_vector(at + "gate_inp.bias", n))
+    route = g.route(logits, hp.n_expert_used, kind, normalize=normalize, scale=hp.expert_scale)
+    gate, up = (product(x, name, hp.n_embd, hp.n_ff_expert) for name in ("gate", "up"))
+    h = g.swiglu_oai(gate, up) if act == "swiglu_oai" else g.mul(g.act(gate, act), up)
+    return g.mix(product(h, "down", hp.n_ff_expert, hp.n_embd), route)
+
+
 def head(g, x, hp, ignorable=()):
     """The last norm and the logits, by output.weight, or by the embedding where the file ties them. The graph is
     complete: tensors that it does not use are an error, unless their names end in one of `ignorable`."""

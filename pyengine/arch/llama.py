@@ -1,5 +1,6 @@
 """llama: Llama 1 to 3, SmolLM 1 and 2, TinyLlama, Mistral 7B and what follows their layout, InternLM 2, Xverse and the
-dense Ernie 4.5 under names of their own.
+dense Ernie 4.5 under names of their own; with experts in place of the feed-forward Mixtral (Jiang et al. 2024,
+arXiv:2401.04088).
 Touvron et al. 2023 (arXiv:2302.13971). GGUF stores q and k rows permuted, so rope turns neighbouring pairs;
 Llama 3.1's frequency factors are the tensor rope_freqs.weight."""
 
@@ -10,7 +11,8 @@ IGNORABLE = (".attn_rot_embd", ".rotary_emb.inv_freq")
 
 
 def hyper(gguf):
-    return keys.read(gguf, gguf.arch)
+    hp = keys.read(gguf, gguf.arch, experts=gguf.arch == "llama")
+    return keys.with_experts(gguf, hp) if gguf.get_int(f"{gguf.arch}.expert_count", default=0, lo=0, hi=4096) else hp
 
 
 def build(g, hp):
@@ -20,5 +22,5 @@ def build(g, hp):
         h = layers.norm(g, x, f"blk.{i}.attn_norm", hp)
         x = g.add(x, layers.attention(g, h, i, hp, table, "adjacent"))
         h = layers.norm(g, x, f"blk.{i}.ffn_norm", hp)
-        x = g.add(x, layers.glu(g, h, i, hp, "silu"))
+        x = g.add(x, layers.experts(g, h, i, hp) if hp.n_expert else layers.glu(g, h, i, hp, "silu"))
     layers.head(g, x, hp, IGNORABLE)

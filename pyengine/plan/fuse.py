@@ -207,11 +207,12 @@ def ffn(instrs):
             gate, up = index.maker(i.args["gate"]), index.maker(i.args["up"])
             if (all(m is not None and m.op == "MM" and "bias" not in m.args and m.count == i.count
                     and len(index.readers(m.args["y"])) == 1 for m in (gate, up))
-                    and gate.args["x"] is up.args["x"] and gate.kernels == up.kernels and gate.n == up.n):
+                    and gate.args["x"] is up.args["x"] and gate.args.get("list") is up.args.get("list") and gate.kernels == up.kernels and gate.n == up.n):
                 outputs = {name: i.args[name] for name in ("y", "q32", "q256") if name in i.args}
-                n = {name: gate.n[name] for name in ("k", "rows", "row_bytes", "act")}
+                n = {name: gate.n[name] for name in ("k", "rows", "row_bytes", "act", "n_expert")}
                 gone.update((id(gate), id(up)))
-                i = Instr("FFN", i.count, {"gate": gate.args["weight"], "up": up.args["weight"], "x": gate.args["x"], **outputs},
+                i = Instr("FFN", i.count, {"gate": gate.args["weight"], "up": up.args["weight"], "x": gate.args["x"], **outputs,
+                                        "list": gate.args.get("list")},
                           {**n, "kind": i.n["kind"]}, kernels=gate.kernels, label=gate.label)
         out.append(i)
     return [i for i in out if id(i) not in gone]

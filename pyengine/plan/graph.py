@@ -27,25 +27,26 @@ NO_MATRIX = {
 
 class Weight:
     """A tensor of the file in a role: "matrix" [rows, width] or "vector" [width]; or `n` of a matrix's rows or a
-    vector's elements, from `first` on, where they lie."""
+    vector's elements, from `first` on, where they lie. matrices: so many of either, one after another, an expert's each;
+    rows and width are then one expert's, n is of all."""
 
-    __slots__ = ("name", "tensor", "role", "first", "n")
+    __slots__ = ("name", "tensor", "role", "first", "n", "matrices")
 
-    def __init__(self, name, tensor, role, first=0, n=None):
-        self.name, self.tensor, self.role, self.first = name, tensor, role, first
-        self.n = n if n is not None else tensor.shape[0] if role == "vector" else tensor.n_rows
+    def __init__(self, name, tensor, role, first=0, n=None, matrices=1):
+        self.name, self.tensor, self.role, self.first, self.matrices = name, tensor, role, first, matrices
+        self.n = n if n is not None else tensor.n_rows * tensor.shape[0] if role == "vector" else tensor.n_rows
 
     @property
     def rows(self):
-        return self.n if self.role == "matrix" else 1
+        return self.n // self.matrices if self.role == "matrix" else 1
 
     @property
     def width(self):
-        return self.tensor.shape[0] if self.role == "matrix" else self.n
+        return self.tensor.shape[0] if self.role == "matrix" else self.n // self.matrices
 
     @property
     def _unit(self):        # bytes of a row or an element: vectors are stored in types without blocks
-        return self.tensor.row_bytes if self.role == "matrix" else self.tensor.nbytes // self.tensor.shape[0]
+        return self.tensor.row_bytes if self.role == "matrix" else self.tensor.row_bytes // self.tensor.shape[0]
 
     @property
     def offset(self):
@@ -61,7 +62,7 @@ class Weight:
 
 
 class Node:
-    """One operation. `rows` is "tokens" (a row per token of the step) or "wanted"."""
+    """One operation. `rows` is "tokens" (a row per token of the step), "wanted" or "pairs" (a row for each expert of a token)."""
 
     __slots__ = ("id", "op", "inputs", "weights", "attrs", "width", "rows", "label")
 
@@ -77,15 +78,18 @@ class Graph:
         self.choices = {}                       # what n_ctx decided: as much a setting of the answer as the KV type
         self.nodes = []
         self.output = None
+        self.slots = 0                          # experts that a token takes; 0: there are none
         self.used = set()
 
     # ---- tensors ------------------------------------------------------------------
 
-    def weight(self, name, *shape, role="matrix"):
+    def weight(self, name, *shape, role="matrix", matrices=1):
         """The tensor `name`, whose ggml shape (row length first) must be `shape`. GGUFError otherwise."""
         tensor = self.gguf.tensors.get(name)
         if tensor is None:
             raise GGUFError(f"{self.gguf.path}: tensor '{name}' is missing; expected shape {list(shape)}", key=name)
+        if matrices > 1:
+            shape = (*shape, matrices)
         found = tuple(tensor.shape)
         while len(found) > len(shape) and found[-1] == 1:
             found = found[:-1]
@@ -98,14 +102,14 @@ class Graph:
         if role == "matrix" and TYPES[tensor.type].act is None:
             raise UnsupportedError(f"{self.gguf.path}: tensor '{name}' is a matrix of type {tensor.type_name}: {NO_MATRIX[tensor.type_name]}")
         self.used.add(name)
-        return Weight(name, tensor, role)
+        return Weight(name, tensor, role, matrices=matrices)
 
-    def vector(self, name, n):
-        return self.weight(name, n, role="vector")
+    def vector(self, name, n, matrices=1):
+        return self.weight(name, n, role="vector", matrices=matrices)
 
     def part(self, weight, first, n):
         """n rows of a matrix, or elements of a vector, from `first` on, as a weight of their own."""
-        assert 0 <= first <= first + n <= weight.n
+        assert 0 <= first <= first + n <= weight.n and weight.matrices == 1
         return Weight(weight.name, weight.tensor, weight.role, weight.first + first, n)
 
     def has(self, name):
@@ -164,10 +168,11 @@ class Graph:
         """Rotates the first table.width elements of each head: kind "adjacent" pairs (2j, 2j+1), "halves" (j, j+n/2)."""
         return self._node("rope", (x, table), width=x.width, label=x.label, n_head=n_head, kind=kind)
 
-    def attention(self, q, k, v, *, n_head, n_kv, scale, window=0, softcap=0.0, layer):
-        """Causal attention over what the cache holds and this step adds; window 0 sees everything."""
+    def attention(self, q, k, v, *, n_head, n_kv, scale, window=0, softcap=0.0, sinks=None, layer):
+        """Causal attention over what the cache holds and this step adds; window 0 sees everything. sinks: a number for each
+        head, a score that the softmax counts and that has nothing behind it."""
         dv = v.width // n_kv
-        return self._node("attention", (q, k, v), width=n_head * dv, label=f"blk.{layer}.attn", n_head=n_head, n_kv=n_kv,
+        return self._node("attention", (q, k, v), (sinks,), width=n_head * dv, label=f"blk.{layer}.attn", n_head=n_head, n_kv=n_kv,
                           dk=k.width // n_kv, dv=dv, scale=scale, window=window, softcap=softcap, layer=layer)
 
     def add(self, a, b):
@@ -186,6 +191,32 @@ class Graph:
     def act(self, x, kind):
         """kind: "silu", "gelu" (tanh), "gelu_erf", "gelu_quick", "relu"."""
         return self._node("act", (x,), width=x.width, label=x.label, kind=kind)
+
+    def swiglu_oai(self, gate, up):
+        """g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7) and u = up held in -7..7."""
+        return self._node("swiglu_oai", (gate, up), width=gate.width, label=gate.label)
+
+    # Experts: rows "pairs" are those of (token, expert).
+
+    def route(self, logits, n_used, kind, *, bias=None, groups=1, groups_used=1, normalize=False, scale=1.0):
+        """The n_used experts of each token with the best scores, best first, equal ones by number, and their weights.
+        kind: "softmax" or "sigmoid" of the logits is the score and the weight; "selected": the logit is the score, the
+        weights are the softmax over those that were selected. bias: added to the scores alone. groups: only experts in
+        the groups_used groups whose two best add up to most. Then weights divided by their sum, and times scale."""
+        assert 1 <= n_used <= logits.width and self.slots in (0, n_used)
+        self.slots = n_used
+        return self._node("route", (logits,), (bias,), width=n_used, label=logits.label, n_expert=logits.width, kind=kind, groups=groups,
+                          groups_used=groups_used, normalize=normalize, scale=scale)
+
+    def expert_linear(self, x, route, weight, bias=None):
+        """linear by each expert of a token: x has a row for each token or for each pair, the result for each pair."""
+        self._same(x, weight)
+        assert weight.matrices == route.attrs["n_expert"]
+        return self._node("expert_linear", (x, route), (weight, bias), width=weight.rows, rows="pairs", label=weight.name)
+
+    def mix(self, x, route):
+        """The rows of a token's pairs, each times its weight, added up."""
+        return self._node("mix", (x, route), width=x.width, rows="tokens", label=x.label)
 
     def softcap(self, x, value):
         """value * tanh(x / value)."""

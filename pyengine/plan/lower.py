@@ -11,7 +11,7 @@ from collections import Counter
 from decimal import Context, Decimal
 
 from ..errors import RequestError, UnsupportedError
-from .ops import ACTIVATIONS, CHUNK, EW, KV_TYPES, NORMS, PAGE, ROPES, SPLIT_ROWS, Const, Instr, Pages, Value, up
+from .ops import ACTIVATIONS, CHUNK, EW, KV_TYPES, NORMS, PAGE, ROPES, ROUTES, SPLIT_ROWS, Const, Instr, Pages, Value, up
 
 FORMS = ("f32", "q32", "q256")          # PE_ACT_*
 PART_FLOATS = 1 << 22                   # chunk results kept at most, 16 MB: beyond it attention is not split
@@ -103,12 +103,13 @@ def ew_shape(k, what, kind=0):
 
 
 class Lowering:
-    def __init__(self, graph, rows, isa, n_ctx, kv_type, tuned=None, demoted=0):
-        self.demoted = demoted
+    def __init__(self, graph, rows, isa, n_ctx, kv_type, tuned=None, demoted=0, max_tokens=512):
+        self.demoted, self.max_tokens = demoted, max_tokens
         self.graph, self.rows, self.isa, self.n_ctx, self.kv_type, self.tuned = graph, rows, isa, n_ctx, kv_type, tuned
         self.instrs, self.groups = [], []
         self.values = {}                # node id -> Value of kind f32
         self.forms = {}                 # (node id, form) -> Value
+        self.lists = {}                 # route node id -> Value of kind list
         self.kernels = {}               # (type id, k, rows) -> Kernels
         self.consts = {}
         self.uses = Counter(x.id for node in graph.nodes for x in node.inputs)
@@ -116,7 +117,7 @@ class Lowering:
             self.uses[graph.output.id] += 1
         self.needed = {}                # node id -> activation forms its products want
         for node in graph.nodes:
-            if node.op == "linear":
+            if node.op in ("linear", "expert_linear"):
                 form = FORMS[self.kernels_for(node.weights[0]).act]
                 self.needed.setdefault(node.inputs[0].id, []).append(form)
 
@@ -172,6 +173,17 @@ class Lowering:
             self.instrs.append(Instr("NORM", x.rows, {"x": x, **out}, {"k": x.k, "kind": NORMS["none"], "gather": 0}, {"eps": 0.0}, label="quantize"))
         return self.forms[node.id, form]
 
+    def gathered(self, node, route, form):
+        """The rows of `node`, one for each pair of `route`, in the order of the experts."""
+        x = self.activation(node, form)
+        if node.rows == "pairs":
+            return x
+        if (key := (node.id, route.id, form)) not in self.forms:
+            self.forms[key] = Value(f"{x.name}.pairs", x.kind, x.k, "pairs")
+            self.instrs.append(Instr("GATHER", "pairs", {"x": x, "list": self.lists[route.id], "y": self.forms[key]},
+                                     {"k": x.k, "act": FORMS.index(form), "n_expert": route.attrs["n_expert"]}, label="gather"))
+        return self.forms[key]
+
     def own(self, node):
         """The value of a node that the next instruction may change in place."""
         x = self.of(node)
@@ -213,7 +225,7 @@ class Lowering:
         k = self.kernels_for(w)
         x = self.activation(node.inputs[0], FORMS[k.act])
         self.emit("MM", node, {"weight": w, "x": x, "y": self.new(node), "bias": self.vector(bias)},
-                  {"k": w.width, "rows": w.rows, "row_bytes": w.tensor.row_bytes, "act": k.act, "yk": w.rows}, kernels=k)
+                  {"k": w.width, "rows": w.rows, "row_bytes": w.tensor.row_bytes, "act": k.act, "yk": w.rows, "n_expert": 0}, kernels=k)
 
     def in_place_heads(self, node, n_head, args, n, f):
         x = self.own(node.inputs[0])
@@ -230,7 +242,7 @@ class Lowering:
                             {"n_rot": table.width, "kind": ROPES[node.attrs["kind"]]}, {"eps": 0.0})
 
     def attention(self, node):
-        a = node.attrs
+        a, sinks = node.attrs, self.vector(node.weights[0])
         key = (a["window"], a["n_kv"], a["dk"], a["dv"])
         group = next((i for i, g in enumerate(self.groups) if (g.window, g.n_kv, g.dk, g.dv) == key), None)
         if group is None:
@@ -250,9 +262,9 @@ class Lowering:
         part = Value(f"part{node.id}", "part", cap, "once") if cap else None
         y = self.new(node)
         self.emit("KV", node, {"k": k, "v": v, "pages": pages}, {**heads, "n_rot": 0, "kind": 0, "group": group}, {"eps": 0.0}, label="store")
-        self.emit("ATTN", node, {"q": q, "y": y, "part": part, "pages": pages}, {**heads, "window": a["window"], "group": group, "cap": cap},
+        self.emit("ATTN", node, {"q": q, "y": y, "part": part, "pages": pages, "sinks": sinks}, {**heads, "window": a["window"], "group": group, "cap": cap},
                   {"scale": a["scale"], "softcap": a["softcap"]})
-        self.emit("ATTN_OUT", node, {"part": part, "y": y}, {**heads, "window": a["window"], "cap": cap}, label="merge")
+        self.emit("ATTN_OUT", node, {"part": part, "y": y, "sinks": sinks}, {**heads, "window": a["window"], "cap": cap}, label="merge")
 
     def add(self, node):
         self.ew(node, "add")
@@ -275,6 +287,32 @@ class Lowering:
 
     def act(self, node):
         self.ew(node, "act", kind=ACTIVATIONS[node.attrs["kind"]])
+
+    def swiglu_oai(self, node):
+        gate, up = (self.of(x) for x in node.inputs)
+        self.emit("GLU", node, {"gate": gate, "up": up, "y": self.new(node)}, {"k": node.width, "kind": ACTIVATIONS["swiglu_oai"]})
+
+    def route(self, node):
+        a = node.attrs
+        # who has pairs, where theirs begin, tokens of pairs, pairs of tokens: csrc/exec.h, pe_pairs
+        pairs = Value(f"pairs{node.id}", "list", 2 + 2 * a["n_expert"] + 2 * self.max_tokens * node.width, "once")
+        self.lists[node.id] = pairs
+        self.emit("ROUTE", node, {"x": self.of(node.inputs[0]), "bias": self.vector(node.weights[0]), "weights": self.new(node), "list": pairs},
+                  {"n_expert": a["n_expert"], "kind": ROUTES[a["kind"]], "groups": a["groups"], "groups_used": a["groups_used"],
+                   "normalize": int(a["normalize"])}, {"scale": a["scale"]})
+        self.instrs.append(Instr("GROUP", "pairs", {"list": pairs}, {"n_expert": a["n_expert"]}, label="group"))
+
+    def expert_linear(self, node):
+        (w, bias), (x, route) = node.weights, node.inputs
+        k = self.kernels_for(w)
+        self.emit("MM", node, {"weight": w, "x": self.gathered(x, route, FORMS[k.act]), "y": self.new(node), "bias": self.vector(bias),
+                               "list": self.lists[route.id]},
+                  {"k": w.width, "rows": w.rows, "row_bytes": w.tensor.row_bytes, "act": k.act, "yk": w.rows, "n_expert": w.matrices}, kernels=k)
+
+    def mix(self, node):
+        x, route = node.inputs
+        self.emit("MIX", node, {"x": self.of(x), "weights": self.of(route), "list": self.lists[route.id], "y": self.new(node)},
+                  {"k": node.width, "n_expert": route.attrs["n_expert"]})
 
     def softcap(self, node):
         self.ew(node, "softcap", value=node.attrs["value"])

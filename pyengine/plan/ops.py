@@ -8,12 +8,13 @@ Imported by plan/ only. Imports nothing.
 
 import dataclasses
 
-# pe_insn.n of EW, NORM, KV, GLU, FFN
+# pe_insn.n of EW, NORM, KV, GLU, FFN, ROUTE
 EW = {"add": 0, "mul": 1, "scale": 2, "act": 3, "softcap": 4, "position_scale": 5}
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_erf": 2, "gelu_quick": 3, "relu": 4}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_erf": 2, "gelu_quick": 3, "relu": 4, "swiglu_oai": 5}      # the last one for gate and up together
 NORMS = {"none": 0, "rms": 1, "layer": 2}
 ROPES = {"none": 0, "adjacent": 1, "halves": 2}
-COUNTS = {"tokens": 0, "wanted": 1}
+COUNTS = {"tokens": 0, "wanted": 1, "pairs": 2}
+ROUTES = {"softmax": 0, "sigmoid": 1, "selected": 2}
 
 PAGE = 64            # positions per page, PE_PAGE
 KV_TYPES = {"f16": (0, 128), "q8_0": (1, 68), "q4_0": (2, 36)}  # PE_KV_*, bytes a page for each dimension of a head
@@ -34,20 +35,27 @@ OPS = {
     "ROPE_TABLE": Op(1, {"freq": "r", "y": "w"}, ("n",), ("mscale",)),
     "NORM": Op(2, {"x": "r", "post": "r", "residual": "u", "w": "r", "b": "r", "y": "w", "q32": "w", "q256": "w"},
                ("k", "kind", "gather"), ("eps", "gain")),
-    "MM": Op(3, {"weight": "r", "x": "r", "y": "w", "bias": "r"}, ("k", "rows", "row_bytes", "act", "yk")),
+    "MM": Op(3, {"weight": "r", "x": "r", "y": "w", "bias": "r", "list": "r"}, ("k", "rows", "row_bytes", "act", "yk", "n_expert")),
     "KV": Op(4, {"q": "u", "k": "u", "v": "r", "table": "r", "q_norm": "r", "k_norm": "r", "pages": "u"},
              ("n_head", "n_kv", "dk", "dv", "n_rot", "kind", "group"), ("eps",)),
-    "ATTN": Op(5, {"q": "r", "y": "w", "part": "w", "pages": "r"},
+    "ATTN": Op(5, {"q": "r", "y": "w", "part": "w", "pages": "r", "sinks": "r"},
                ("n_head", "n_kv", "dk", "dv", "window", "group", "cap"), ("scale", "softcap")),
-    "ATTN_OUT": Op(6, {"part": "r", "y": "u", "q32": "w", "q256": "w"}, ("n_head", "n_kv", "dk", "dv", "window", "cap")),
+    "ATTN_OUT": Op(6, {"part": "r", "y": "u", "q32": "w", "q256": "w", "sinks": "r"},
+                   ("n_head", "n_kv", "dk", "dv", "window", "cap")),
     "GLU": Op(7, {"gate": "r", "up": "r", "y": "w", "q32": "w", "q256": "w"}, ("k", "kind")),
     "EW": Op(8, {"x": "r", "b": "r", "y": "w"}, ("k", "what", "kind", "period", "steps"), ("value",)),
-    "FFN": Op(9, {"gate": "r", "up": "r", "x": "r", "y": "w", "q32": "w", "q256": "w"}, ("k", "rows", "row_bytes", "act", "kind")),
+    "FFN": Op(9, {"gate": "r", "up": "r", "x": "r", "y": "w", "q32": "w", "q256": "w", "list": "r"},
+              ("k", "rows", "row_bytes", "act", "kind", "n_expert")),
+    "ROUTE": Op(10, {"x": "r", "bias": "r", "weights": "w", "list": "w"}, ("n_expert", "kind", "groups", "groups_used", "normalize"), ("scale",)),
+    "GROUP": Op(11, {"list": "u"}, ("n_expert",)),
+    "GATHER": Op(12, {"x": "r", "list": "r", "y": "w"}, ("k", "act", "n_expert")),
+    "MIX": Op(13, {"x": "r", "weights": "r", "list": "r", "y": "w"}, ("k", "n_expert")),
 }
 
 
 class Value:
-    """Rows the program makes: kind f32, q32, q256 (activation rows) or part (chunk results); k elements a row."""
+    """Rows the program makes: kind f32, q32, q256 (activation rows) or part (chunk results) or
+    list (who the step's experts are); k elements a row."""
 
     __slots__ = ("name", "kind", "k", "rows", "offset")
 

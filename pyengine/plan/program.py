@@ -86,7 +86,7 @@ class Program:
         self.n_vocab, self.n_ctx = hp.n_vocab, n_ctx
         self.max_seqs, self.max_tokens, self.max_wanted = max_seqs, max_tokens, max_wanted
         self.kv_type = kv_type
-        lowering = Lowering(graph, rows(), isa, n_ctx, kv_type, tuned, behind)
+        lowering = Lowering(graph, rows(), isa, n_ctx, kv_type, tuned, behind, max_tokens)
         self.instrs, groups = lowering.run()
         self.output = lowering.of(graph.output)
         if fuse:
@@ -116,7 +116,7 @@ class Program:
 
     def size_of(self, value):
         """Bytes of all rows of a value."""
-        n = {"tokens": self.max_tokens, "wanted": self.max_wanted, "once": 1}[value.rows]
+        n = {"tokens": self.max_tokens, "wanted": self.max_wanted, "once": 1, "pairs": self.max_tokens * self.graph.slots}[value.rows]
         return up(value.row_bytes, 64) * n
 
     def _lay_arena(self):
@@ -226,7 +226,7 @@ class Program:
 
     def _encode(self, c, i):
         op = OPS[i.op]
-        c.op, c.count, c.barrier, c.tail = op.code, COUNTS[i.count], i.barrier, i.tail
+        c.op, c.count, c.barrier, c.tail, c.slots = op.code, COUNTS[i.count], i.barrier, i.tail, self.graph.slots
         for slot, name in enumerate(op.operands):
             region, offset = self._place(i.args[name]) if name in i.args else (-1, 0)
             c.a[slot].region, c.a[slot].offset = region, offset
@@ -388,7 +388,7 @@ class Program:
 
     def _describe(self, v):
         if isinstance(v, Weight):
-            shape = [v.width, v.n] if v.role == "matrix" else [v.n]
+            shape = ([v.width, v.rows] if v.role == "matrix" else [v.width]) + ([v.matrices] if v.matrices > 1 else [])
             part = f"[{v.first}:]" if v.first else ""
             return f"{v.name}{part} {v.tensor.type_name}{shape}"
         if isinstance(v, Const):

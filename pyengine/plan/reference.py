@@ -26,7 +26,7 @@ class Reference:
 
         self.np, self.graph, self.tokens, self.act_of = numpy, graph, list(tokens), act_of
         self.kv_type = kv_type
-        self.values, self.weights = {}, {}
+        self.values, self.weights, self.chosen = {}, {}, {}
 
     def of(self, node, i=0):
         return self.values[node.inputs[i].id]
@@ -37,7 +37,11 @@ class Reference:
             t = w.tensor
             raw = self.graph.gguf.files[t.file].buffer[w.offset : w.offset + w.nbytes]
             m = quants.dequantize(t.type, raw, w.width).astype(self.np.float64)
-            self.weights[w.key] = m[0] if w.role == "vector" else m
+            if w.matrices > 1:
+                m = m if w.role == "vector" else m.reshape(w.matrices, w.rows, w.width)
+            else:
+                m = m[0] if w.role == "vector" else m
+            self.weights[w.key] = m
         return self.weights[w.key]
 
     # ---- words ----------------------------------------------------------------------
@@ -66,10 +70,10 @@ class Reference:
         y = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(node.attrs["eps"])) * self.weight(w)
         return y if b is None else y + self.weight(b)
 
-    def linear(self, node):
+    def rounded(self, x, w):
+        """The rows of x as a product with w takes them."""
         np = self.np
-        w, bias = node.weights
-        x = self.of(node).astype(np.float32)
+        x = x.astype(np.float32)
         form = FORMS[self.act_of(w.tensor.type)]
         if form != "f32":
             quantize = quants.quantize_q32 if form == "q32" else quants.quantize_q256
@@ -79,8 +83,53 @@ class Reference:
                 q = np.asarray(q, np.float64).reshape(-1)
                 out.append(q * np.repeat(np.asarray(d, np.float64).reshape(-1), q.size // np.size(d)))
             x = np.stack(out)
-        y = x.astype(np.float64) @ self.weight(w).T
+        return x.astype(np.float64)
+
+    def linear(self, node):
+        w, bias = node.weights
+        y = self.rounded(self.of(node), w) @ self.weight(w).T
         return y if bias is None else y + self.weight(bias)
+
+    # Rows of pairs are [tokens, slots, width] here.
+
+    def route(self, node):
+        np, a, x = self.np, node.attrs, self.of(node)
+        if a["kind"] == "softmax":
+            prob = np.exp(x - x.max(axis=1, keepdims=True))
+            prob /= prob.sum(axis=1, keepdims=True)
+        else:
+            prob = 1 / (1 + np.exp(-x)) if a["kind"] == "sigmoid" else x
+        score = prob if node.weights[0] is None else prob + self.weight(node.weights[0])
+        if a["groups"] > 1:
+            by_group = np.sort(score.reshape(len(x), a["groups"], -1), axis=2)[:, :, -2:].sum(axis=2)
+            kept = np.argsort(-by_group, axis=1, kind="stable")[:, : a["groups_used"]]
+            out = np.ones((len(x), a["groups"]), bool)
+            np.put_along_axis(out, kept, False, axis=1)
+            score = np.where(np.repeat(out, score.shape[1] // a["groups"], axis=1), -np.inf, score)
+        chosen = np.argsort(-score, axis=1, kind="stable")[:, : node.width]
+        w = np.take_along_axis(prob, chosen, axis=1)
+        if a["kind"] == "selected":
+            w = np.exp(w - w.max(axis=1, keepdims=True))
+            w /= w.sum(axis=1, keepdims=True)
+        if a["normalize"]:
+            w /= np.maximum(w.sum(axis=1, keepdims=True), 2.0**-14)
+        self.chosen[node.id] = chosen
+        return w * a["scale"]
+
+    def expert_linear(self, node):
+        np, (w, bias), chosen = self.np, node.weights, self.chosen[node.inputs[1].id]
+        x = self.of(node)
+        x = np.stack([self.rounded(rows, w) for rows in (x if x.ndim == 3 else np.repeat(x[:, None], chosen.shape[1], axis=1))])
+        y = np.einsum("tsk,tsrk->tsr", x, self.weight(w)[chosen])
+        return y if bias is None else y + self.weight(bias)[chosen]
+
+    def mix(self, node):
+        return (self.of(node) * self.of(node, 1)[:, :, None]).sum(axis=1)
+
+    def swiglu_oai(self, node):
+        np = self.np
+        gate, up = np.minimum(self.of(node), 7), np.clip(self.of(node, 1), -7, 7)
+        return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
     def head_norm(self, node):
         x = self.of(node)
@@ -138,8 +187,10 @@ class Reference:
         i, j = np.arange(n)[:, None], np.arange(n)[None, :]
         seen = (j <= i) & ((j > i - a["window"]) if a["window"] else True)
         s = np.where(seen, s, -np.inf)
+        if node.weights[0] is not None:         # a column of its own, which nothing is read through
+            s = np.concatenate([s, np.broadcast_to(self.weight(node.weights[0]).reshape(a["n_kv"], g, 1, 1), (*s.shape[:3], 1))], axis=-1)
         p = np.exp(s - s.max(axis=-1, keepdims=True))
-        p /= p.sum(axis=-1, keepdims=True)
+        p = (p / p.sum(axis=-1, keepdims=True))[..., :n]
         return np.einsum("hgij,jhd->ihgd", p, v).reshape(n, -1)
 
     def add(self, node):

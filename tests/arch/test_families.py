@@ -24,6 +24,8 @@ FAMILIES = {
     "qwen2": Spec(arch="qwen2"),
     "qwen3": Spec(arch="qwen3", head_dim=24),
     "gemma2": Spec(arch="gemma2"),
+    "mixtral": Spec(n_expert=8),
+    "qwen3moe": Spec(arch="qwen3moe", head_dim=24, n_ff_exp=40),
     "phi3": Spec(arch="phi3", longrope=True, rope_orig_ctx=16, rope_attn_factor=1.5),
     "gemma": Spec(arch="gemma", head_dim=24),
     "command-r": Spec(arch="command-r", logit_scale=6.0),
@@ -59,6 +61,11 @@ VARIANTS = {
     "ernie4_5": Spec(arch="ernie4_5"),
     "exaone": Spec(arch="exaone", head_dim=24),
     "pangu-embedded": Spec(arch="pangu-embedded", biases=True),
+    "mixtral of three": Spec(n_expert=5, n_expert_used=3, seed=2),
+    "mixtral of one": Spec(n_expert=1, n_expert_used=1),
+    "mixtral biases": Spec(n_expert=4, fused=True, rope_freqs=True),
+    "qwen3moe tied": Spec(arch="qwen3moe", tied=True, seed=1, n_expert=16, n_expert_used=4),
+    "qwen3moe scale": Spec(arch="qwen3moe", expert_scale=1.5, n_expert=6, n_expert_used=6),
     "llama one tensor": Spec(fused=True, biases=True),
     "llama longrope": Spec(rope_scaling="longrope", longrope=True, rope_orig_ctx=16, rope_attn_factor=1.25),
     "llama longrope short": Spec(rope_scaling="longrope", longrope=True, rope_orig_ctx=512),
@@ -128,7 +135,7 @@ def test_beside_llama_cpp_and_not_with_one_thing_wrong(tmp_path, family):
     kl, others = distance(ours(good), expected)
     print(f"{family}: KL {kl:.2g}, {others} other best tokens")
     assert kl <= KL_BOUND and others == 0
-    for wrong in tiny_gguf.WRONG[family]:
+    for wrong in tiny_gguf.wrong_of(spec):
         kl, others = distance(ours(write(tmp_path, spec, wrong.replace(" ", "_") + ".gguf", wrong=wrong)), expected)
         print(f"{family} with a wrong {wrong}: KL {kl:.2g}, {others} other best tokens")
         assert kl > 100 * KL_BOUND, wrong
@@ -168,7 +175,7 @@ def test_a_layer_takes_as_few_instructions_as_llama_s(tmp_path, family):
 
     # In families without a norm before the feed-forward, one of two additions is by itself.
     side = {"command-r": {"NORM": 1.5, "EW": 1.5}, "cohere2": {"NORM": 1.25, "EW": 1.25}}
-    extra = {**side, "mistral3": {"EW": 1.0}, "granite": {"EW": 0.5}, "gemma2": {"EW": 0.25}}      # the logits' scale and cap are one a model
+    extra = {**side, **dict.fromkeys(("mixtral", "qwen3moe"), {"MM": 6.5}), "mistral3": {"EW": 1.0}, "granite": {"EW": 0.5}, "gemma2": {"EW": 0.25}}      # the logits' scale and cap are one a model
 
     llama, found = per_layer(Spec(n_layer=FAMILIES[family].n_layer)), per_layer(FAMILIES[family])
     assert found == {**llama, **extra.get(family, {})}
@@ -207,7 +214,7 @@ def test_quantized_beside_llama_cpp(tmp_path, family, weight_type):
     import dataclasses
 
     pytest.importorskip("xllamacpp")
-    spec = dataclasses.replace(FAMILIES[family], weight_type=weight_type, n_embd=256, n_ff=256, head_dim=0)
+    spec = dataclasses.replace(FAMILIES[family], weight_type=weight_type, n_embd=256, n_ff=256, n_ff_exp=0, head_dim=0)
     path, places = write(tmp_path, spec), (5, 15, 25, 39)
     with Oracle(path, n_ctx=256, n_threads=1, flash=False) as oracle:
         expected = np.stack([oracle.logits(tokens()[: p + 1], spec.n_vocab) for p in places])

@@ -69,7 +69,7 @@ class Case:
             last = pos + i
             first = max(0, last - window + 1) if window else 0
             for g in range(self.n_group):
-                t.attn_merge(f32(o[i, g]), f32(part[i, g]), stride, first // CHUNK, last // CHUNK + 1, self.dv)
+                t.attn_merge(f32(o[i, g]), f32(part[i, g]), stride, first // CHUNK, last // CHUNK + 1, self.dv, ffi.NULL)
         return o
 
 
