@@ -201,7 +201,7 @@ static void check_insn(check *c) {
       } else rows_f32(c, 1, rows, n[0], 0, n[1] > PE_EW_MUL);
       break;
     case PE_OP_ROUTE:
-      dim(c, 1, 0, PE_ROUTE_SELECTED), dim(c, 2, 0, n[0] / 2), dim(c, 3, 0, n[2]), dim(c, 4, 0, 1), pairs_list(c, 3, 0, 1);
+      dim(c, 1, 0, PE_ROUTE_SELECTED), dim(c, 2, 0, n[0] > 3 ? n[0] / 2 : 1), dim(c, 3, 0, n[2]), dim(c, 4, 0, 1), pairs_list(c, 3, 0, 1);
       /* groups of two experts at least, and in those that are used as many as a token takes */
       if (!c->rc && n[2] > 1 && (n[0] % n[2] || n[3] < 1 || n[0] / n[2] * n[3] < in->slots)) fail(c, PE_EINVAL, 102);
       if (c->rc) break;

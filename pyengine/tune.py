@@ -282,6 +282,11 @@ def matrices(instr) -> list:
     return [v for v in instr.args.values() if isinstance(v, Weight) and v.role == "matrix"] if instr.kernels else []
 
 
+def token_bytes(program, instr) -> int:
+    """Bytes of an instruction's weights that a token reads by itself: all of them, or those of its experts."""
+    return sum(w.nbytes // w.matrices for w in matrices(instr)) * (program.graph.slots if instr.count == "pairs" else 1)
+
+
 def shape_of(instr):
     """(type name, k, rows) of an instruction's matrix, or None."""
     return next(((w.tensor.type_name, w.width, w.rows) for w in matrices(instr)), None)
@@ -343,7 +348,7 @@ def measured_layers(gguf, isa, enough: int):
         weights = matrices(i)
         found = re.match(r"blk\.(\d+)\.", weights[0].name)
         layer = int(found[1]) if found else 0
-        bytes_of[layer] = bytes_of.get(layer, 0) + sum(w.nbytes for w in weights)
+        bytes_of[layer] = bytes_of.get(layer, 0) + token_bytes(program, i)
         if shape not in static:
             static[shape], need = (weights[0].tensor.type, i.kernels), max(need, layer + 1)
     enough = max(enough, 2 * machine.cache_bytes())

@@ -85,7 +85,7 @@ def judge(gguf, *, measure=True, free=None, isa=None) -> Verdict:
     _chat(gguf, tokenizer, found)
     size = None
     if program is not None:
-        n_ctx, size = program.n_ctx, sum(w.nbytes for i in program.instrs for w in tune.matrices(i))
+        n_ctx, size = program.n_ctx, sum(tune.token_bytes(program, i) for i in program.instrs)
         resident = not any(f.what == "memory" and f.state == SLOW for f in found)
         if measure and resident and not any(f.state == NO and f.what != "file" for f in found):
             try:
@@ -338,7 +338,7 @@ def _bytes_by_shape(program) -> dict:
     out = {}
     for i in program.instrs:
         if (shape := tune.shape_of(i)) is not None:
-            out[shape] = out.get(shape, 0) + sum(w.nbytes for w in tune.matrices(i))
+            out[shape] = out.get(shape, 0) + tune.token_bytes(program, i)
     return out
 
 

@@ -28,6 +28,7 @@ WRONG = {
     "qwen2": ("rope", "bias", "norm", "scale"),
     "qwen3": ("rope", "norm", "head norm"),
     "qwen3moe": ("rope", "norm", "head norm"),
+    "gpt-oss": ("rope", "norm", "bias", "expert bias", "sinks", "window", "yarn"),
     "gemma2": ("rope", "norm", "scale", "attention cap", "final cap", "window"),
     "phi3": ("rope", "norm", "scale", "factors", "magnitude"),
     "gemma": ("rope", "norm", "scale"),
@@ -39,12 +40,12 @@ WRONG = {
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
 }
 WRONG_EXPERTS = ("expert order", "experts used")  # as well, where there are experts
-EXPERTS = {"qwen3moe": (8, 3)}  # experts, and how many a token takes; llama has them where the spec says so
-HALVES = ("exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
+EXPERTS = {"qwen3moe": (8, 3), "gpt-oss": (8, 3)}  # experts, and how many a token takes; llama has them where the spec says so
+HALVES = ("gpt-oss", "exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
 LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
-BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo"}  # o: output, f: feed-forward
+BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo", "gpt-oss": "qkvoe"}  # o: output, f: feed-forward, e: experts and router
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -110,7 +111,7 @@ class Spec:
             object.__setattr__(self, name, value)
         if (self.biases and self.arch not in BIASES) or (self.rope_freqs and self.arch not in ("llama", "granite", "mistral3")):
             raise ValueError(f"{self.arch} has no biases, or no rope_freqs")
-        for name, arch, value in (("biases", ("qwen2",), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
+        for name, arch, value in (("biases", ("qwen2", "gpt-oss"), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
             if self.arch in arch:
                 object.__setattr__(self, name, value)
         experts, used = EXPERTS.get(self.arch, (0, 2 if self.n_expert else 0))
@@ -214,9 +215,13 @@ def weights(spec):
     def experts(blk, ff, loud):
         """A router wide enough that few choices are close, and experts loud enough that a wrong one shows."""
         matrix(blk + "ffn_gate_inp.weight", spec.n_expert, spec.n_embd, 3.0)
+        bias(blk + "ffn_gate_inp.bias", spec.n_expert, 0.5, "e")
         for name, rows, columns, gain in (("gate", ff, spec.n_embd, 1.0), ("up", ff, spec.n_embd, 1.0), ("down", spec.n_embd, ff, 2 * loud)):
             matrix(f"{blk}ffn_{name}_exps.weight", spec.n_expert * rows, columns, gain)
             out[f"{blk}ffn_{name}_exps.weight"] = out[f"{blk}ffn_{name}_exps.weight"].reshape(spec.n_expert, rows, columns)
+            bias(f"{blk}ffn_{name}_exps.bias", spec.n_expert * rows, 0.5, "e")
+            if f"{blk}ffn_{name}_exps.bias" in out:
+                out[f"{blk}ffn_{name}_exps.bias"] = out[f"{blk}ffn_{name}_exps.bias"].reshape(spec.n_expert, rows)
 
     rows, d, gemma, a = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch in GEMMA, spec.arch
     matrix("token_embd.weight", rows, spec.n_embd, 3.0)
@@ -249,8 +254,10 @@ def weights(spec):
             norm(blk + "attn_k_norm.weight", d)
         if gemma:
             norm(blk + "post_attention_norm.weight", spec.n_embd)
+        if a == "gpt-oss":
+            out[blk + "attn_sinks.weight"] = rng.standard_normal(spec.n_head).astype(np.float32) + np.float32(1)
         if a not in COHERE:
-            norm(blk + "ffn_norm.weight", spec.n_embd)
+            norm(blk + ("post_attention_norm" if a == "gpt-oss" else "ffn_norm") + ".weight", spec.n_embd)
         if spec.n_expert:
             experts(blk, spec.n_ff_exp or ff, loud)
             continue
@@ -291,6 +298,10 @@ def make_wrong(spec, arrays, what):
     elif what == "factors":
         long, short = "rope_factors_long.weight", "rope_factors_short.weight"
         arrays[long], arrays[short] = arrays[short], arrays[long]
+    elif what == "sinks":
+        arrays["blk.0.attn_sinks.weight"] = arrays["blk.0.attn_sinks.weight"][::-1].copy()
+    elif what == "expert bias":
+        arrays["blk.1.ffn_up_exps.bias"] = np.roll(arrays["blk.1.ffn_up_exps.bias"], 1, axis=0)
     elif what == "expert order":
         arrays["blk.0.ffn_gate_inp.weight"] = np.roll(arrays["blk.0.ffn_gate_inp.weight"], 1, axis=0)
     elif what in WRONG_KEYS:
@@ -300,7 +311,7 @@ def make_wrong(spec, arrays, what):
             raise ValueError("wrong: 'bias' needs biases=True")
         del arrays["blk.0.attn_q.bias"]
     elif what == "norm":
-        name = f"blk.1.{'post_attention_norm' if spec.arch in GEMMA else 'attn_norm' if spec.arch in COHERE else 'ffn_norm'}.weight"
+        name = f"blk.1.{'post_attention_norm' if spec.arch in (*GEMMA, 'gpt-oss') else 'attn_norm' if spec.arch in COHERE else 'ffn_norm'}.weight"
         arrays[name] = np.ones_like(arrays[name])
     else:
         # llama: attention scaled by 1/sqrt(d) * 1.25; gemma3: an embedding scale off by a quarter
@@ -355,7 +366,7 @@ def pack(array, type_name):
 
 
 def type_of(spec, name):
-    if not name.endswith(".weight") or "_norm" in name or name.startswith("rope_") or "ffn_gate_inp" in name:
+    if not name.endswith(".weight") or "_norm" in name or name.startswith("rope_") or "ffn_gate_inp" in name or "_sinks" in name:
         return "F32"
     for end, type_name in spec.types:
         if name.endswith(end):
@@ -391,6 +402,9 @@ def metadata(spec):
                     "rope.freq_base_swa": spec.rope_base_swa}
         if a == "gemma2":
             optional.update({"attn_logit_softcapping": spec.attention_softcap, "final_logit_softcapping": spec.final_softcap})
+    elif a == "gpt-oss":
+        optional = {"attention.sliding_window": spec.window, "attention.sliding_window_pattern": spec.window_pattern,
+                    "rope.freq_base_swa": spec.rope_base_swa}
     elif a in COHERE:
         optional = {"logit_scale": spec.logit_scale and spec.logit_scale / 4}
         if a == "cohere2":

@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
+    "gpt-oss": "gpt_oss",
     "granite": "granite",
     "internlm2": "llama",
     "llama": "llama",

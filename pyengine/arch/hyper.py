@@ -121,7 +121,7 @@ def with_experts(gguf, hp, shared_width=False):
     at = f"{hp.arch}."
     n = gguf.get_int(at + "expert_count", lo=1, hi=4096)
     used = gguf.get_int(at + "expert_used_count", lo=1, hi=n)
-    return hp.with_(n_expert=n, n_expert_used=used, expert_scale=optional(gguf, at + "expert_weights_scale", 0.0) or 1.0,
+    return hp.with_(n_expert=n, n_expert_used=used,
                     n_ff_expert=gguf.get_int(at + "expert_feed_forward_length", default=max(1, hp.n_ff[0] // (used if shared_width else 1)),
                                                  lo=1, hi=1 << 24))
 

@@ -38,7 +38,7 @@ PLANNED = {
     "exaone-moe": ("experts", "qwen3"), "exaone4": ("norms", "qwen3"), "falcon": ("layernorm", "command-r"), "falcon-h1": ("recurrence", "llama"),
     "gemma-embedding": ("both", "gemma3"), "gemma3n": ("streams", "gemma3"), "gemma4": ("blocks", "gemma3"),
     "glm-dsa": ("sparse", "llama"), "glm4": ("norms", "phi3"), "glm4moe": ("experts", "qwen3"), "glm5-next": ("decay", "qwen3"),
-    "gpt-oss": ("experts", "llama"), "gpt2": ("positions", "llama"), "gptneox": ("layernorm", "command-r"), "granite_swa": ("windows", "granite"),
+    "gpt2": ("positions", "llama"), "gptneox": ("layernorm", "command-r"), "granite_swa": ("windows", "granite"),
     "granitehybrid": ("recurrence", "granite"), "granitemoe": ("experts", "granite"), "graniteswitch": ("experts", "granite"),
     "grok": ("experts", "gemma2"), "grovemoe": ("experts", "qwen3"), "hrm_text": ("blocks", "llama"), "hunyuan-dense": ("norms", "qwen3"),
     "hunyuan-moe": ("experts", "qwen3"), "hunyuan_vl": ("sections", "qwen3"), "hy_v3": ("experts", "qwen3"), "hy_v4": ("experts", "qwen3"),

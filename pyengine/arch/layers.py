@@ -41,9 +41,10 @@ def qkv(g, x, layer, hp):
     return out
 
 
-def attention(g, x, layer, hp, table, kind, *, norms=False):
+def attention(g, x, layer, hp, table, kind, *, norms=False, sinks=False):
     """Self-attention of one layer with its output projection. table: None where the layer does not turn; kind: how
-    pairs lie, as Graph.rope says; norms: of each head of q and k, before they turn."""
+    pairs lie, as Graph.rope says; norms: of each head of q and k, before they turn; sinks: a score of each head's own beside
+    those of the keys."""
     at, n_head, n_kv = f"blk.{layer}.attn_", hp.n_head[layer], hp.n_kv[layer]
     q, k, v = qkv(g, x, layer, hp)
     if hp.temperature:      # before the turn, which a factor commutes with
@@ -54,7 +55,7 @@ def attention(g, x, layer, hp, table, kind, *, norms=False):
     if table is not None:
         q, k = g.rope(q, table, n_head, kind), g.rope(k, table, n_kv, kind)
     a = g.attention(q, k, v, n_head=n_head, n_kv=n_kv, scale=hp.attention_scale or 1 / math.sqrt(hp.dk), window=hp.window[layer],
-                    softcap=hp.attention_softcap, layer=layer)
+                    softcap=hp.attention_softcap, sinks=g.vector(at + "sinks.weight", n_head) if sinks else None, layer=layer)
     return g.linear(a, g.weight(at + "output.weight", n_head * hp.dv, hp.n_embd), g.optional_vector(at + "output.bias", hp.n_embd))
 
 

@@ -152,12 +152,12 @@ def limits(name: str, args, report: dict, say) -> dict:
         program = plan.compile(gguf, n_ctx=64, max_tokens=64)
         size = macs = head = 0
         for i in program.instrs:
+            size += tune.token_bytes(program, i)
             for w in tune.matrices(i):
-                size += w.nbytes
                 if i.count == "wanted":
                     head += w.width * w.rows
                 else:
-                    macs += w.width * w.rows
+                    macs += w.width * w.rows * (program.graph.slots if i.count == "pairs" else 1)
     out = {"path": str(path), "arch": program.arch, "bytes_per_token": size, "macs_per_token": macs, "macs_of_head": head}
     if args.run:
         out.update(reached(path, args, say))

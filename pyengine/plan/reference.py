@@ -37,11 +37,7 @@ class Reference:
             t = w.tensor
             raw = self.graph.gguf.files[t.file].buffer[w.offset : w.offset + w.nbytes]
             m = quants.dequantize(t.type, raw, w.width).astype(self.np.float64)
-            if w.matrices > 1:
-                m = m if w.role == "vector" else m.reshape(w.matrices, w.rows, w.width)
-            else:
-                m = m[0] if w.role == "vector" else m
-            self.weights[w.key] = m
+            self.weights[w.key] = m[0] if w.role == "vector" and w.matrices == 1 else m
         return self.weights[w.key]
 
     # ---- words ----------------------------------------------------------------------
@@ -120,8 +116,8 @@ class Reference:
         np, (w, bias), chosen = self.np, node.weights, self.chosen[node.inputs[1].id]
         x = self.of(node)
         x = np.stack([self.rounded(rows, w) for rows in (x if x.ndim == 3 else np.repeat(x[:, None], chosen.shape[1], axis=1))])
-        y = np.einsum("tsk,tsrk->tsr", x, self.weight(w)[chosen])
-        return y if bias is None else y + self.weight(bias)[chosen]
+        y = np.einsum("tsk,tsrk->tsr", x, self.weight(w).reshape(w.matrices, w.rows, -1)[chosen])
+        return y if bias is None else y + self.weight(bias).reshape(w.matrices, -1)[chosen]
 
     def mix(self, node):
         return (self.of(node) * self.of(node, 1)[:, :, None]).sum(axis=1)
