@@ -3,7 +3,7 @@
 
     python tools/synthetic.py llama-1b Q4_K_M OUT.gguf [--vocab FILE.gguf] [--layers 4]
 
-Shapes: llama-1b (Llama-3.2-1B) and llama-8b (Llama-3.1-8B). Types: the mixes Q4_K_M, Q4_0 and Q8_0 with the
+Shapes: llama-1b (Llama-3.2-1B), llama-8b (Llama-3.1-8B) and moe-8x1b (no real model's: eight experts, two for each token). Types: the mixes Q4_K_M, Q4_0 and Q8_0 with the
 per-tensor choices of llama.cpp's quantizer, and IQ4_NL, IQ4_XS, MXFP4, IQ3_XXS and IQ2_XS with a Q6_K head. Quants are random bits
 under scales that keep activations near 1 and logits at a standard deviation of 3; the embedding is small beside what
 the layers add, so that a tied head does not just repeat its input. A file is a function of shape, type, layers and
@@ -43,11 +43,13 @@ class Shape:
     n_vocab: int = 128256
     n_ctx: int = 131072
     rope_base: float = 500000.0
+    n_expert: int = 0  # a token takes two
 
 
 SHAPES = {
     "llama-1b": Shape(2048, 16, 32, 8, 64, 8192, True, 32.0),
     "llama-8b": Shape(4096, 32, 32, 8, 128, 14336, False, 8.0),
+    "moe-8x1b": Shape(2048, 16, 32, 8, 64, 4096, False, 8.0, n_vocab=32000, n_expert=8),
 }
 
 
@@ -66,7 +68,7 @@ def type_of(mix, name, layer, shape):
         return "Q6_K"
     if mix != "Q4_K_M":
         return mix
-    more = name.endswith(("attn_v.weight", "ffn_down.weight")) and use_more_bits(layer, shape.n_layer)
+    more = name.endswith(("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")) and use_more_bits(layer, shape.n_layer)
     return "Q6_K" if more else "Q4_K"
 
 
@@ -90,9 +92,12 @@ def tensors(shape, mix):
         yield matrix(blk + "attn_v.weight", s.n_head_kv * s.d_head, s.n_embd, i)
         yield matrix(blk + "attn_output.weight", s.n_embd, s.n_head * s.d_head, i, gain=1.5)
         yield blk + "ffn_norm.weight", 1, s.n_embd, "F32", 0.1
-        yield matrix(blk + "ffn_gate.weight", s.n_ff, s.n_embd, i)
-        yield matrix(blk + "ffn_up.weight", s.n_ff, s.n_embd, i)
-        yield matrix(blk + "ffn_down.weight", s.n_embd, s.n_ff, i, gain=1.5)
+        if s.n_expert:
+            yield blk + "ffn_gate_inp.weight", s.n_expert, s.n_embd, "F32", 1 / math.sqrt(s.n_embd)
+        many, end = s.n_expert or 1, "_exps.weight" if s.n_expert else ".weight"
+        yield matrix(blk + "ffn_gate" + end, s.n_ff * many, s.n_embd, i)
+        yield matrix(blk + "ffn_up" + end, s.n_ff * many, s.n_embd, i)
+        yield matrix(blk + "ffn_down" + end, s.n_embd * many, s.n_ff, i, gain=1.5)
 
 
 # --- random blocks ------------------------------------------------------------------------------------------
@@ -222,7 +227,10 @@ def parts(shape, name, rows, columns, type_name, std):
 
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if type_name == "F32":
-        yield rope_factors(shape) if std is None else (1 + std * rng.standard_normal(columns)).astype(np.float32)
+        if rows > 1:    # a router
+            yield (std * rng.standard_normal((rows, columns))).astype(np.float32)
+        else:
+            yield rope_factors(shape) if std is None else (1 + std * rng.standard_normal(columns)).astype(np.float32)
         return
     _, elements, size, make = BLOCKS[type_name]
     left = rows * columns // elements
@@ -311,6 +319,8 @@ def metadata(shape, title, mix, vocabulary):
         "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": s.rope_base,
         "llama.rope.dimension_count": s.d_head, "general.quantization_version": 2,
     }  # fmt: skip
+    if s.n_expert:
+        values.update({"llama.expert_count": s.n_expert, "llama.expert_used_count": 2})
     n, keys, n_tokens = vocabulary
     if n_tokens != s.n_vocab:
         raise ValueError(f"the vocabulary has {n_tokens} tokens, {title} needs {s.n_vocab}")
@@ -331,6 +341,8 @@ def write(path, shape_name, mix, *, layers=None, vocab=None, progress=None):
         if columns % elements:
             raise ValueError(f"{name}: rows of {columns} elements are not whole {type_name} blocks of {elements}")
         shape_in_file = (columns,) if rows == 1 else (columns, rows)
+        if name.endswith("_exps.weight"):
+            shape_in_file = (columns, rows // shape.n_expert, shape.n_expert)
         entries.append(gguf_raw.Entry(name, shape_in_file, type_id, rows * columns // elements * size, None))
     path, done, total = pathlib.Path(path), 0, sum(e.nbytes for e in entries)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
