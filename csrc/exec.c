@@ -1,12 +1,13 @@
 /* exec.c: runs an instruction array over the pool. It knows operands, row counts
  * and parts; the arithmetic is in the kernels it calls. Matrix products are in
- * exec_mm.c, what sees pages in exec_attn.c. Allocates only when a
- * program is bound (pe_prog_new).
+ * exec_mm.c, what sees pages in exec_attn.c, what lies between a router and its
+ * experts in exec_experts.c. Allocates only when a program is bound (pe_prog_new).
  *
  * Every float row in the arena has a stride that is a multiple of 16 floats; "up(k)"
  * below. Activation rows are those of kernel.h. "rows" are the step's tokens, its
- * wanted rows or its (token, expert) pairs (insn.count). A NORM that gathers reads operands 0 and 2 at the wanted
- * token's row and writes its results at the index among the wanted.
+ * wanted rows or its (token, expert) pairs (insn.count). A NORM that gathers reads
+ * operands 0 and 2 at the wanted token's row and writes its results at the index
+ * among the wanted.
  *
  *  op          operands a[]                                           n[]                            f[]
  *  EMBED       0 weight, 1 out rows                                   k type row_bytes n_rows        scale

@@ -11,7 +11,7 @@ WORDS = {
     "both": "attention in both directions (encoders and embeddings)",
     "conv": "short convolutions, a state beside the cache",
     "decay": "linear attention, a state beside the cache",
-    "experts": "experts",
+    "experts": "a file of its own for how it chooses and shares its experts",
     "ff": "another feed-forward",
     "latent": "latent attention",
     "layernorm": "another feed-forward, and layer norms with biases",

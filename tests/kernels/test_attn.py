@@ -40,7 +40,7 @@ class Case:
         page = int(self.table[p // PAGE]) * self.stride
         self.tier.kv_store[self.kv_type](u8(self.kv[page + self.k_off:]), u8(self.kv[page + self.v_off:]), p % PAGE, f32(k), f32(v), self.dk, self.dv)
 
-    def args(self, pos, n_q, heads=None, window=0, softcap=0.0, chunks=None):
+    def args(self, pos, n_q, heads=None, window=0, softcap=0.0, chunks=None, sinks=None):
         g0, g1 = heads or (0, self.n_group)
         c0, c1 = chunks or (0, self.n_pos // CHUNK + 1)
         self.keep = q, o = np.ascontiguousarray(self.q[pos:pos + n_q, g0:g1]), np.full((n_q, g1 - g0, self.dv), 77.0, F)
@@ -48,7 +48,7 @@ class Case:
             q=f32(q), q_stride=(g1 - g0) * self.dk, n_q=n_q, n_group=g1 - g0, dk=self.dk, dv=self.dv, pos=pos, window=window,
             kv=u8(self.kv), table=ffi.cast("int32_t *", ffi.from_buffer(self.table)), page_stride=self.stride, k_off=self.k_off,
             v_off=self.v_off, kv_type=self.kv_type, scale=self.dk**-0.5, softcap=softcap, c0=c0, c1=c1, o=f32(o), o_stride=(g1 - g0) * self.dv,
-            scratch=ffi.cast("void *", u8(self.scratch))))
+            scratch=ffi.cast("void *", u8(self.scratch)), sinks=ffi.NULL if sinks is None else f32(sinks)))
         return a, o
 
     def attend(self, t, pos, n_q, **how):
@@ -56,7 +56,7 @@ class Case:
         t.attn(a)
         return o
 
-    def by_parts(self, t, pos, n_q, cuts, window=0, softcap=0.0):
+    def by_parts(self, t, pos, n_q, cuts, window=0, softcap=0.0, sinks=None):
         """Chunks in groups given by `cuts`, as partials, then merged."""
         n_chunks, stride = self.n_pos // CHUNK + 1, self.dv + 5
         part = np.full((n_q, self.n_group, n_chunks, stride), np.nan, F)
@@ -69,7 +69,8 @@ class Case:
             last = pos + i
             first = max(0, last - window + 1) if window else 0
             for g in range(self.n_group):
-                t.attn_merge(f32(o[i, g]), f32(part[i, g]), stride, first // CHUNK, last // CHUNK + 1, self.dv, ffi.NULL)
+                t.attn_merge(f32(o[i, g]), f32(part[i, g]), stride, first // CHUNK, last // CHUNK + 1, self.dv,
+                             ffi.NULL if sinks is None else f32(sinks[g:]))
         return o
 
 
@@ -139,8 +140,8 @@ def scores(case, i, g, p0, p1):
     return s
 
 
-def meaning(case, i, g, window=0, softcap=0.0):
-    """Row (token at position i, head g)."""
+def meaning(case, i, g, window=0, softcap=0.0, sink=None):
+    """Row (token at position i, head g); sink: a score of the head's own, which joins last."""
     v = values(case.v, case.kv_type)
     first = max(0, i - window + 1) if window else 0
     running = None
@@ -165,6 +166,11 @@ def meaning(case, i, g, window=0, softcap=0.0):
             e0, e1 = exp(np.array([m0 - both]))[0], exp(np.array([m - both]))[0]
             m, l, o = both, fma(l0, e0, l * e1), fma(o0, e0, o * e1)
         running = m, l, o
+    if sink is not None:
+        m, l, o = running
+        both = max(m, sink)
+        e0, e1 = exp(np.array([m - both]))[0], exp(np.array([sink - both]))[0]
+        running = both, fma(l, e0, e1), o * e0
     return running[2] / running[1]
 
 
@@ -403,3 +409,16 @@ def test_a_position_has_bytes_of_its_own(tier, kv_type):
             assert (owner[changed] < 0).all() or (owner[changed][owner[changed] >= 0] == p).all()
             owner[changed] = p
     assert (np.bincount(owner[owner >= 0]) == (lib.pe_kv_bytes(kv_type, 64) + lib.pe_kv_bytes(kv_type, 32)) // PAGE).all()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_sink_joins_last(tier):
+    """Whole, in partials, and where it outweighs everything or nothing; every head has its own."""
+    t, sinks = TIERS[tier], np.array([0.5, -30.0, 60.0], F)
+    case = Case(600, 3, 32, 40, tier=tier)
+    for pos, n_q, window in ((0, 2, 0), (299, 3, 0), (550, 2, 20)):
+        want = case.attend(t, pos, n_q, window=window, sinks=sinks)
+        assert same(case.by_parts(t, pos, n_q, [1], window=window, sinks=sinks), want)
+        for i in range(n_q):
+            for g in range(3):
+                assert same(want[i, g], meaning(case, pos + i, g, window=window, sink=sinks[g])), (pos, i, g)

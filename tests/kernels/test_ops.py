@@ -45,6 +45,14 @@ def unaries(t):
     return calls
 
 
+def axpy(t):
+    """y = fma(0.3, b, a), as a function of two rows."""
+    def call(y, a, b, n):
+        ffi.memmove(y, a, 4 * n)
+        t.axpy(y, 0.3, b, n)
+    return call
+
+
 def binaries(t):
     calls = {"add": lambda y, a, b, n: t.add(y, a, b, n),
              "mul": lambda y, a, b, n: t.mul(y, a, b, n),
@@ -53,6 +61,8 @@ def binaries(t):
              "layer_norm_bias": lambda y, a, b, n: t.layer_norm(y, a, b, a, n, 1e-6)}
     for name, kind in KINDS.items():
         calls["glu_" + name] = lambda y, a, b, n, kind=kind: t.glu(kind, y, a, b, n)
+    calls["swiglu_oai"] = lambda y, a, b, n: t.glu(lib.PE_ACT_SWIGLU_OAI, y, a, b, n)
+    calls["axpy"] = axpy(t)
     return calls
 
 
