@@ -44,11 +44,11 @@ class Pyengine:
 
     def facts(self):
         import pyengine
+        from pyengine import tune
         from pyengine.native import lib
 
-        tensors = self.model.gguf.tensors
-        # a tied embedding is read as the head; of one that is not, a step reads a few rows
-        read = sum(t.nbytes for name, t in tensors.items() if name != "token_embd.weight" or "output.weight" not in tensors)
+        program = self.model.program
+        read = sum(tune.token_bytes(program, i) for i in program.instrs)    # of experts those that a token takes
         names = {n[len("PE_ISA_") :].lower(): getattr(lib, n) for n in dir(lib) if n.startswith("PE_ISA_")}
         mask = self.model.program.isa
         return {

@@ -166,3 +166,13 @@ def test_words_check_what_they_are_given(tmp_path):
         with pytest.raises(errors.GGUFError, match="takes 96 columns, its input has 64"):
             graph.expert_linear(x, route, graph.weight("blk.0.ffn_down_exps.weight", 96, 64, matrices=12))
         assert keys.Hyper.n_expert == 0
+
+
+def test_six_phases_a_layer(tmp_path):
+    """A step of few rows waits once more than without experts: q, k, v | attention | output | router | gate, up | down."""
+    with Runner(tiny_gguf.write(tmp_path / "x.gguf", Spec(n_expert=12, n_layer=4)), n_ctx=64) as runner:
+        few, _ = runner.program.count_phases()
+        runner.step([(0, 0, TOKENS[:1])], [0])
+        assert few == runner.program.phases == 4 * 6 + 2
+        ops = [i.op for i in runner.program.instrs]
+        assert {op: ops.count(op) for op in ("ROUTE", "GROUP", "GATHER", "FFN", "MIX")} == dict.fromkeys(("ROUTE", "GROUP", "GATHER", "FFN", "MIX"), 4)
