@@ -119,6 +119,7 @@ CONSEQUENCE = {
     ("attention.value_length", GGUFError): ("attn_v.weight", "attn_output.weight"),
     ("embedding_length", GGUFError): ("token_embd.weight", "attention.head_count"),
     ("feed_forward_length", GGUFError): ("ffn_gate.weight",),
+    ("expert_count", GGUFError): ("llama.expert_used_count",),
 }
 
 ALLOWED = [

@@ -279,7 +279,7 @@ def test_case_93_matrices_that_no_product_takes_are_refused(tmp_path, type_id, a
 
 
 def test_case_111_unknown_architecture(tmp_path):
-    for name, what in (("zzz", "qwen2, qwen3, smollm3"), ("clip", "vision"), ("t5", "encoder-decoder"), ("x" * 5000, "not supported")):
+    for name, what in (("zzz", "qwen2, qwen3, qwen3moe, smollm3"), ("clip", "vision"), ("t5", "encoder-decoder"), ("x" * 5000, "not supported")):
         with pytest.raises(errors.UnsupportedError, match=what) as e:
             graph(tmp_path, Spec(), keys={"general.architecture": name})
         assert len(str(e.value)) < 600

@@ -226,6 +226,18 @@ def test_quantized_beside_llama_cpp(tmp_path, family, weight_type):
     assert error <= QUANTIZED_NMSE
 
 
+def test_gpt_oss_as_it_is_published(tmp_path):
+    """Experts in MXFP4, everything else in Q8_0."""
+    pytest.importorskip("xllamacpp")
+    spec = Spec(arch="gpt-oss", head_dim=32, weight_type="Q8_0", types=(("_exps.weight", "MXFP4"),), rope_scaling="yarn", rope_orig_ctx=16)
+    path, places = write(tmp_path, spec), (5, 15, 25, 39)
+    with Oracle(path, n_ctx=256, n_threads=1, flash=False) as oracle:
+        expected = np.stack([oracle.logits(tokens()[: p + 1], spec.n_vocab) for p in places])
+    error = nmse(ours(path)[list(places)], expected)
+    print(f"NMSE {error:.2g}")
+    assert error <= QUANTIZED_NMSE
+
+
 def test_a_temperature_of_too_many_steps_is_refused(tmp_path):
     """A scale for each position of a million would take half a minute to make."""
     from pyengine import errors
@@ -313,7 +325,7 @@ def test_both_sets_of_factors_are_looked_at(tmp_path, kind):
 def drawn(rng):
     """A spec as no other: sizes, scalings and keys at random, of what llama.cpp takes. gemma3's local layers it multiplies
     by attn_factor as well, which no file of that family has; without any window it aborts."""
-    arch = rng.choice([*FAMILIES, "llama", "gemma3"])
+    arch = rng.choice([*(spec.arch for spec in FAMILIES.values()), "llama", "gemma3"])
     heads, d = rng.choice([1, 2, 3, 4, 6]), rng.choice([8, 16, 20, 32])
     kv = rng.choice([k for k in range(1, heads + 1) if heads % k == 0])
     square = arch in ("qwen2", "phi3", "command-r", "cohere2")      # no head size of their own there
@@ -328,8 +340,11 @@ def drawn(rng):
         more["biases"] = rng.random() < 0.5
     if arch == "mistral3":
         more.update(temperature=rng.choice([0.0, 0.3]), yarn_log_multiplier=rng.choice([0.0, 0.5, 1.0]))
-    if arch in ("gemma2", "gemma3", "cohere2"):
+    if arch in ("gemma2", "gemma3", "cohere2", "gpt-oss"):
         more.update(window=rng.choice([1, 5, 30, 500]), window_pattern=rng.choice([0, 2, 3]))
+    if arch in ("llama", "qwen3moe", "gpt-oss") and (arch != "llama" or rng.random() < 0.5):
+        n = rng.choice([2, 5, 16])
+        more.update(n_expert=n, n_expert_used=rng.randrange(1, n + 1))
     if arch == "granite":
         more.update(embedding_scale=rng.choice([0.0, 2.0]), attention_scale=rng.choice([0.0, 0.4]), residual_scale=rng.choice([0.0, 0.3, 1.5]))
     return Spec(arch=arch, seed=rng.randrange(1 << 30), n_head=heads, n_head_kv=kv, n_ff=rng.choice([16, 50, 96]), tied=rng.random() < 0.4,
