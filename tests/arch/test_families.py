@@ -347,7 +347,7 @@ def drawn(rng):
         more.update(n_expert=n, n_expert_used=rng.randrange(1, n + 1))
     if arch == "granite":
         more.update(embedding_scale=rng.choice([0.0, 2.0]), attention_scale=rng.choice([0.0, 0.4]), residual_scale=rng.choice([0.0, 0.3, 1.5]))
-    return Spec(arch=arch, seed=rng.randrange(1 << 30), n_head=heads, n_head_kv=kv, n_ff=rng.choice([16, 50, 96]), tied=rng.random() < 0.4,
+    return Spec(arch=arch, seed=rng.randrange(1 << 30), n_head=heads, n_head_kv=kv, n_ff=rng.choice([16, 50, 96]), tied=rng.random() < 0.4 and arch != "gpt-oss",
                 fused=rng.random() < 0.3, rope_base=rng.choice([100.0, 1e4, 5e5]), rope_factor=rng.choice([1.0, 2.0, 7.5]),
                 rope_orig_ctx=rng.choice([8, 16, 300]), rope_attn_factor=rng.choice([0.0, 0.7, 1.3]) if arch != "gemma3" else 0.0, eps=rng.choice([1e-6, 1e-5]), **more)
 
