@@ -1,0 +1,136 @@
+"""Weights of tiny random files, drawn from the Spec alone, and one thing of them made wrong.
+
+Not how they are stored (tiny_gguf.py, the only importer). Needs numpy.
+"""
+
+import math
+
+from tiny_spec import BIASES, COHERE, GEMMA, HALVES, WRONG_KEYS, wrong_of
+
+
+def weights(spec):
+    """Float32 arrays by tensor name, in file order; shape [rows, row length] as numpy sees it."""
+    import numpy as np
+
+    rng = np.random.default_rng([spec.seed, 0x7157])
+    out = {}
+
+    def matrix(name, rows, columns, gain=1.0):
+        out[name] = (rng.standard_normal((rows, columns)) * (gain / math.sqrt(columns))).astype(np.float32)
+
+    def norm(name, n):
+        out[name] = (1.0 + 0.25 * rng.standard_normal(n)).astype(np.float32)
+
+    def bias(name, n, size=0.5, kind="qkv"):
+        if spec.biases and kind in BIASES[spec.arch]:
+            out[name] = (size * rng.standard_normal(n)).astype(np.float32)
+
+    def experts(blk, ff, loud):
+        """A router wide enough that few choices are close, and experts loud enough that a wrong one shows."""
+        matrix(blk + "ffn_gate_inp.weight", spec.n_expert, spec.n_embd, 3.0)
+        bias(blk + "ffn_gate_inp.bias", spec.n_expert, 0.5, "e")
+        for name, rows, columns, gain in (("gate", ff, spec.n_embd, 1.0), ("up", ff, spec.n_embd, 1.0), ("down", spec.n_embd, ff, 2 * loud)):
+            matrix(f"{blk}ffn_{name}_exps.weight", spec.n_expert * rows, columns, gain)
+            out[f"{blk}ffn_{name}_exps.weight"] = out[f"{blk}ffn_{name}_exps.weight"].reshape(spec.n_expert, rows, columns)
+            bias(f"{blk}ffn_{name}_exps.bias", spec.n_expert * rows, 0.5, "e")
+            if f"{blk}ffn_{name}_exps.bias" in out:
+                out[f"{blk}ffn_{name}_exps.bias"] = out[f"{blk}ffn_{name}_exps.bias"].reshape(spec.n_expert, rows)
+
+    rows, d, gemma, a = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch in GEMMA, spec.arch
+    matrix("token_embd.weight", rows, spec.n_embd, 3.0)
+    norm("output_norm.weight", spec.n_embd)
+    if not spec.tied:
+        matrix("output.weight", rows, spec.n_embd, 3.0 * (spec.logit_scale or 1.0 if a == "granite" else 1.0))
+    if spec.rope_freqs:
+        out["rope_freqs.weight"] = rng.uniform(1.0, 8.0, d // 2).astype(np.float32)
+    if spec.longrope:
+        out["rope_factors_long.weight"] = rng.uniform(1.0, 8.0, d // 2).astype(np.float32)
+        out["rope_factors_short.weight"] = rng.uniform(1.0, 1.5, d // 2).astype(np.float32)
+    for i in range(spec.n_layer):
+        blk, kv, ff = f"blk.{i}.", spec.kv_heads(i), spec.ff(i)
+        norm(blk + "attn_norm.weight", spec.n_embd)
+        # q is drawn wide enough that attention is far from uniform and a wrong rope shows
+        matrix(blk + "attn_q.weight", spec.n_head * d, spec.n_embd, 2.0)
+        bias(blk + "attn_q.bias", spec.n_head * d)
+        matrix(blk + "attn_k.weight", kv * d, spec.n_embd)
+        bias(blk + "attn_k.bias", kv * d)
+        matrix(blk + "attn_v.weight", kv * d, spec.n_embd)
+        bias(blk + "attn_v.bias", kv * d)
+        loud = 6.0 if a == "gemma" else 1.5  # else its scaled embeddings drown the blocks
+        matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, loud)
+        bias(blk + "attn_output.bias", spec.n_embd, 0.2, "o")
+        if spec.fused:
+            for kind in ("weight", "bias") if spec.biases else ("weight",):
+                out[f"{blk}attn_qkv.{kind}"] = np.concatenate([out.pop(f"{blk}attn_{part}.{kind}") for part in "qkv"])
+        if a in ("gemma3", "qwen3", "qwen3moe"):
+            norm(blk + "attn_q_norm.weight", d)
+            norm(blk + "attn_k_norm.weight", d)
+        if gemma:
+            norm(blk + "post_attention_norm.weight", spec.n_embd)
+        if a == "gpt-oss":
+            out[blk + "attn_sinks.weight"] = rng.standard_normal(spec.n_head).astype(np.float32) + np.float32(1)
+        if a not in COHERE:
+            norm(blk + ("post_attention_norm" if a == "gpt-oss" else "ffn_norm") + ".weight", spec.n_embd)
+        if spec.n_expert:
+            experts(blk, spec.n_ff_exp or ff, loud)
+            continue
+        if a != "phi3":
+            matrix(blk + "ffn_gate.weight", ff, spec.n_embd)
+            bias(blk + "ffn_gate.bias", ff, kind="f")
+        matrix(blk + "ffn_up.weight", 2 * ff if a == "phi3" else ff, spec.n_embd)
+        bias(blk + "ffn_up.bias", ff, kind="f")
+        matrix(blk + "ffn_down.weight", spec.n_embd, ff, loud)
+        bias(blk + "ffn_down.bias", spec.n_embd, 0.2, "f")
+        if gemma:
+            norm(blk + "post_ffw_norm.weight", spec.n_embd)
+        if a == "gemma2":  # else its scaled embeddings, which are its head as well, drown the blocks
+            out[blk + "post_attention_norm.weight"] *= np.float32(4)
+            out[blk + "post_ffw_norm.weight"] *= np.float32(4)
+    return out
+
+
+def make_wrong(spec, arrays, what):
+    """Changes one thing in `arrays`, the kind of thing a wrong implementation would get wrong."""
+    import numpy as np
+
+    if what not in wrong_of(spec):
+        raise ValueError(f"wrong: {what!r}, expected one of {wrong_of(spec)} for {spec.arch}")
+    gemma = spec.arch == "gemma3"
+    if what == "rope":
+        # the other pairing: rows of each q and k head change places, so that pairs (i, i+1) become (i, i+d/2)
+        d = spec.d_head
+        order = np.arange(d).reshape(2, d // 2).T.ravel() if spec.arch in HALVES else np.arange(d).reshape(d // 2, 2).T.ravel()
+        for name, array in arrays.items():
+            if ".attn_q" in name or ".attn_k" in name:
+                heads = array.reshape(-1, d, *array.shape[1:]).copy()
+                turned = len(heads) - (spec.kv_heads(int(name.split(".")[1])) if ".attn_qkv" in name else 0)  # v stays
+                heads[:turned] = heads[:turned, order]
+                arrays[name] = np.ascontiguousarray(heads).reshape(array.shape)
+    elif what == "head norm":
+        arrays["blk.0.attn_k_norm.weight"] = np.ones_like(arrays["blk.0.attn_k_norm.weight"])
+    elif what == "factors":
+        long, short = "rope_factors_long.weight", "rope_factors_short.weight"
+        arrays[long], arrays[short] = arrays[short], arrays[long]
+    elif what == "sinks":
+        arrays["blk.0.attn_sinks.weight"] = arrays["blk.0.attn_sinks.weight"][::-1].copy()
+    elif what == "expert bias":
+        arrays["blk.1.ffn_up_exps.bias"] = np.roll(arrays["blk.1.ffn_up_exps.bias"], 1, axis=0)
+    elif what == "expert order":
+        arrays["blk.0.ffn_gate_inp.weight"] = np.roll(arrays["blk.0.ffn_gate_inp.weight"], 1, axis=0)
+    elif what in WRONG_KEYS:
+        pass
+    elif what == "bias":
+        if not spec.biases:
+            raise ValueError("wrong: 'bias' needs biases=True")
+        del arrays["blk.0.attn_q.bias"]
+    elif what == "norm":
+        name = f"blk.1.{'post_attention_norm' if spec.arch in (*GEMMA, 'gpt-oss') else 'attn_norm' if spec.arch in COHERE else 'ffn_norm'}.weight"
+        arrays[name] = np.ones_like(arrays[name])
+    else:
+        # llama: attention scaled by 1/sqrt(d) * 1.25; gemma3: an embedding scale off by a quarter
+        name = "token_embd.weight" if gemma else "blk.0.attn_qkv.weight" if spec.fused else "blk.0.attn_q.weight"
+        if gemma and spec.tied:
+            raise ValueError("wrong: 'scale' needs tied=False, else it scales the head as well")
+        rows = spec.n_head * spec.d_head if spec.fused else None
+        arrays[name] = arrays[name].copy()
+        arrays[name][:rows] *= np.float32(1.25)
