@@ -1,4 +1,4 @@
-"""Hyper-parameters: what every decoder reads from a file's keys, checked, and the words for what
+"""Hyper-parameters: what every family reads from a file's keys, checked, and the words for what
 families add. For the files of arch/ only. Imports errors and rope.py.
 
 Whatever a family does not have keeps its neutral value (no window, a factor of 1), so that the blocks
@@ -43,13 +43,14 @@ class Hyper:
     temperature: float = 0.0            # q grows by 1 + temperature * ln(1 + floor(position / temperature_length))
     temperature_length: int = 0
     turns: bool = True                  # whether there is rope at all
+    both: bool = False                  # attention sees what comes after a token, too
 
     def with_(self, **values):
         return dataclasses.replace(self, **values)
 
 
-def read(gguf, arch, norm="rms") -> Hyper:
-    """Reads and checks the keys all decoders share. GGUFError names key, value and range."""
+def read(gguf, arch, norm="rms", causal=True) -> Hyper:
+    """Reads and checks the keys all families share; causal: what a file means that does not say. GGUFError names key, value and range."""
     at = f"{arch}."
     n_layer = gguf.get_int(at + "block_count", lo=1, hi=1024)
     n_embd = gguf.get_int(at + "embedding_length", lo=1, hi=1 << 20)
@@ -81,7 +82,8 @@ def read(gguf, arch, norm="rms") -> Hyper:
         raise GGUFError(f"{gguf.path}: tensor 'token_embd.weight' has {n_vocab} rows, the vocabulary has {n_tokens} entries; "
                         "expected at least one row per entry", key="token_embd.weight", offset=embd.offset)
     return Hyper(arch, n_ctx_train, n_embd, n_layer, n_head, n_kv, n_ff, dk, dv, n_rot, eps, n_vocab, n_tokens,
-                 positive(gguf, at + "rope.freq_base", 10000.0), rope.read(gguf, at, n_ctx_train), (0,) * n_layer, norm)
+                 positive(gguf, at + "rope.freq_base", 10000.0), rope.read(gguf, at, n_ctx_train), (0,) * n_layer, norm,
+                 both=not gguf.get_bool(at + "attention.causal", default=causal))
 
 
 def per_layer(gguf, key, n_layer, *, lo, hi, default=None):

@@ -29,7 +29,7 @@ WORDS = {
 PLANNED = {
     "afmoe": ("experts", "llama"), "apertus": ("ff", "qwen3"), "arcee": ("ff", "llama"), "arctic": ("experts", "llama"),
     "baichuan": ("alibi", "llama"), "bailingmoe": ("experts", "llama"), "bailingmoe2": ("experts", "qwen3"),
-    "bailingmoe3": ("decay", "llama"), "bert": ("both", "qwen3"), "bitnet": ("norms", "llama"), "bloom": ("alibi", "llama"),
+    "bailingmoe3": ("decay", "llama"), "bitnet": ("norms", "llama"), "bloom": ("alibi", "llama"),
     "chameleon": ("norms", "llama"), "chatglm": ("words", "phi3"), "codeshell": ("layernorm", "llama"), "cogvlm": ("blocks", "llama"),
     "cohere2moe": ("experts", "cohere2"), "dbrx": ("experts", "llama"),
     "deci": ("blocks", "llama"), "deepseek": ("experts", "llama"), "deepseek2": ("latent", "llama"), "deepseek2-ocr": ("experts", "llama"),

@@ -154,7 +154,7 @@ def limits(name: str, args, report: dict, say) -> dict:
         for i in program.instrs:
             for w in tune.matrices(i):
                 size += w.nbytes
-                if i.count == "wanted":
+                if i.count != "tokens":
                     head += w.width * w.rows
                 else:
                     macs += w.width * w.rows
