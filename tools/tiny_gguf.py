@@ -36,12 +36,14 @@ WRONG = {
     **dict.fromkeys(("ernie4_5", "exaone", "internlm2", "pangu-embedded", "xverse"), ("rope", "norm", "scale")),
     "granite": ("rope", "norm", "embedding scale", "attention scale", "residual scale", "logit scale"),
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
+    "bert": ("norm", "scale", "bias", "positions", "types", "direction"),
 }
 HALVES = ("exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3")  # rope turns pairs half a head apart
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
 LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
-BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo"}  # o: output, f: feed-forward
+BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo",
+          "bert": "qkvof"}  # o: output, f: feed-forward
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -87,6 +89,8 @@ class Spec:
     attention_scale: float = 0.2
     residual_scale: float = 0.7
     logit_scale: float = 4.0  # command-r and cohere2 have a quarter of it
+    pooling: int = -1  # pooling_type: 0 none, 1 mean, 2 cls, 3 last, 4 rank; -1: no key
+    labels: int = 0  # of a classifier (cls.output.weight), with bert behind a dense layer
     vocabulary: str = "spm"  # "spm" or "bpe"
     chat_template: str = ""
 
@@ -103,7 +107,7 @@ class Spec:
             object.__setattr__(self, name, value)
         if (self.biases and self.arch not in BIASES) or (self.rope_freqs and self.arch not in ("llama", "granite", "mistral3")):
             raise ValueError(f"{self.arch} has no biases, or no rope_freqs")
-        for name, arch, value in (("biases", ("qwen2",), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
+        for name, arch, value in (("biases", ("qwen2", "bert"), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
             if self.arch in arch:
                 object.__setattr__(self, name, value)
         if not self.head_dim and self.n_embd % self.n_head:
@@ -152,6 +156,22 @@ def spm_vocabulary(n):
     return _fill(tokens, n, "spm")
 
 
+def wordpiece_keys(n):
+    """WordPiece: letters at the begin of a word and behind it, and a few words; marks as BERT numbers them."""
+    letters = [chr(c) for c in (*range(ord("a"), ord("z") + 1), *range(ord("0"), ord("9") + 1))]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokens += ["\u2581" + c for c in (*letters, *".,;:!?'\"()-")] + letters
+    tokens += ["\u2581" + word for word in _WORDS if len(word) > 1]
+    if len(tokens) > n:
+        raise ValueError(f"n_vocab: {n}, but the smallest WordPiece vocabulary has {len(tokens)} tokens")
+    tokens += [f"[unused{i}]" for i in range(n - len(tokens))]
+    kinds = [UNKNOWN if t == "[UNK]" else CONTROL if t[0] == "[" and t[1:7] != "unused" else UNUSED if t[0] == "[" else NORMAL for t in tokens]
+    t = "tokenizer.ggml."
+    return {t + "model": "bert", t + "pre": "bert-bge", t + "tokens": tokens, t + "token_type": kinds, t + "token_type_count": 2,
+            t + "unknown_token_id": 1, t + "bos_token_id": 2, t + "eos_token_id": 3, t + "seperator_token_id": 3, t + "padding_token_id": 0,
+            t + "mask_token_id": 4, t + "cls_token_id": 2}
+
+
 def _byte_alphabet():
     """GPT-2's printable stand-in for each byte."""
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -196,6 +216,8 @@ def weights(spec):
         if spec.biases and kind in BIASES[spec.arch]:
             out[name] = (size * rng.standard_normal(n)).astype(np.float32)
 
+    if spec.arch == "bert":
+        return encoder_weights(spec, out, matrix, norm, bias)
     rows, d, gemma, a = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch in GEMMA, spec.arch
     matrix("token_embd.weight", rows, spec.n_embd, 3.0)
     norm("output_norm.weight", spec.n_embd)
@@ -238,9 +260,43 @@ def weights(spec):
         bias(blk + "ffn_down.bias", spec.n_embd, 0.2, "f")
         if gemma:
             norm(blk + "post_ffw_norm.weight", spec.n_embd)
+        if i == spec.n_layer - 1 and spec.labels:
+            matrix("cls.output.weight", spec.labels, spec.n_embd, 3.0)
         if a == "gemma2":  # else its scaled embeddings, which are its head as well, drown the blocks
             out[blk + "post_attention_norm.weight"] *= np.float32(4)
             out[blk + "post_ffw_norm.weight"] *= np.float32(4)
+    return out
+
+
+def encoder_weights(spec, out, matrix, norm, bias):
+    """bert: the norms behind the blocks, with biases; positions and types as loud as the tokens, so that they show."""
+
+    def layer_norm(name):
+        norm(name + ".weight", spec.n_embd)
+        bias(name + ".bias", spec.n_embd)
+
+    matrix("token_embd.weight", spec.n_vocab + spec.extra_rows, spec.n_embd, 3.0)
+    matrix("position_embd.weight", spec.n_ctx_train, spec.n_embd, 3.0)
+    matrix("token_types.weight", 2, spec.n_embd, 3.0)
+    layer_norm("token_embd_norm")
+    for i in range(spec.n_layer):
+        blk, ff = f"blk.{i}.", spec.ff(i)
+        for part, gain in (("q", 2.0), ("k", 1.0), ("v", 1.0)):
+            matrix(f"{blk}attn_{part}.weight", spec.n_embd, spec.n_embd, gain)
+            bias(f"{blk}attn_{part}.bias", spec.n_embd)
+        matrix(blk + "attn_output.weight", spec.n_embd, spec.n_embd, 1.5)
+        bias(blk + "attn_output.bias", spec.n_embd, 0.2)
+        layer_norm(blk + "attn_output_norm")
+        matrix(blk + "ffn_up.weight", ff, spec.n_embd)
+        bias(blk + "ffn_up.bias", ff)
+        matrix(blk + "ffn_down.weight", spec.n_embd, ff, 1.5)
+        bias(blk + "ffn_down.bias", spec.n_embd, 0.2)
+        layer_norm(blk + "layer_output_norm")
+    if spec.labels:
+        matrix("cls.weight", spec.n_embd, spec.n_embd)
+        bias("cls.bias", spec.n_embd)
+        matrix("cls.output.weight", spec.labels, spec.n_embd, 3.0)
+        bias("cls.output.bias", spec.labels)
     return out
 
 
@@ -261,6 +317,9 @@ def make_wrong(spec, arrays, what):
                 turned = len(heads) - (spec.kv_heads(int(name.split(".")[1])) if ".attn_qkv" in name else 0)  # v stays
                 heads[:turned] = heads[:turned, order]
                 arrays[name] = np.ascontiguousarray(heads).reshape(array.shape)
+    elif what in ("positions", "types"):
+        name = {"positions": "position_embd.weight", "types": "token_types.weight"}[what]
+        arrays[name] = np.ascontiguousarray(np.roll(arrays[name], 1, axis=0))
     elif what == "head norm":
         arrays["blk.0.attn_k_norm.weight"] = np.ones_like(arrays["blk.0.attn_k_norm.weight"])
     elif what == "factors":
@@ -273,7 +332,7 @@ def make_wrong(spec, arrays, what):
             raise ValueError("wrong: 'bias' needs biases=True")
         del arrays["blk.0.attn_q.bias"]
     elif what == "norm":
-        name = f"blk.1.{'post_attention_norm' if spec.arch in GEMMA else 'attn_norm' if spec.arch in COHERE else 'ffn_norm'}.weight"
+        name = f"blk.1.{'attn_output_norm' if spec.arch == 'bert' else 'post_attention_norm' if spec.arch in GEMMA else 'attn_norm' if spec.arch in COHERE else 'ffn_norm'}.weight"
         arrays[name] = np.ones_like(arrays[name])
     else:
         # llama: attention scaled by 1/sqrt(d) * 1.25; gemma3: an embedding scale off by a quarter
@@ -298,6 +357,7 @@ WRONG_KEYS = {
     "yarn": {"rope.scaling.type": lambda v: "linear"},
     "log multiplier": {"rope.scaling.yarn_log_multiplier": lambda v: 0.0},
     "temperature": {"attention.temperature_scale": lambda v: 0.0},
+    "direction": {"attention.causal": lambda v: True},
 }
 
 
@@ -363,7 +423,7 @@ def metadata(spec):
         f"{a}.feed_forward_length": list(ff) if len(ff) > 1 else ff[0],
         f"{a}.attention.head_count": spec.n_head,
         f"{a}.attention.head_count_kv": list(kv) if len(kv) > 1 else kv[0],
-        f"{a}.attention.layer_norm{'' if a in COHERE else '_rms'}_epsilon": spec.eps,
+        f"{a}.attention.layer_norm{'' if a in (*COHERE, 'bert') else '_rms'}_epsilon": spec.eps,
         f"{a}.rope.freq_base": spec.rope_base,
     }
     if spec.head_dim:
@@ -385,6 +445,14 @@ def metadata(spec):
         optional = {"attention.temperature_scale": spec.temperature, "rope.scaling.yarn_log_multiplier": spec.yarn_log_multiplier}
     optional["rope.scaling.attn_factor"] = spec.rope_attn_factor
     keys.update({f"{a}.{name}": value for name, value in optional.items() if value})
+    if a == "bert":
+        keys["bert.attention.causal"] = False
+        del keys["bert.rope.freq_base"]
+        del keys["bert.attention.head_count_kv"]
+    if spec.pooling >= 0:
+        keys[f"{a}.pooling_type"] = spec.pooling
+    if spec.labels > 1:
+        keys[f"{a}.classifier.output_labels"] = [f"label{i}" for i in range(spec.labels)]
     if a == "llama":
         keys["llama.vocab_size"] = spec.n_vocab + spec.extra_rows
     if a in ("llama", "phi3", "granite", "mistral3", "smollm3", *COHERE):
@@ -400,6 +468,8 @@ def metadata(spec):
             keys[f"{a}.rope.scaling.factor"] = spec.rope_factor
         if spec.rope_scaling in ("yarn", "longrope"):
             keys[f"{a}.rope.scaling.original_context_length"] = spec.rope_orig_ctx
+    if a == "bert" and spec.vocabulary == "spm":
+        return keys | wordpiece_keys(spec.n_vocab)
     if spec.vocabulary == "spm":
         tokens = spm_vocabulary(spec.n_vocab)
         keys["tokenizer.ggml.model"] = "llama"
