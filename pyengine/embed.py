@@ -6,11 +6,12 @@ else: sums run in position order in float64, the length of a vector is the exact
 are text: a control token that somebody wrote in one is not that token. Imported by llama, aio and serve.
 """
 import math
+import os
 from decimal import Context, Decimal
 from typing import NamedTuple
 
 from .errors import ContextError, GGUFError, NonFiniteError, RequestError, UnsupportedError
-from .request import ids, is_int, whole
+from .request import ids, is_int, options, whole
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")     # in the order of the file's numbers
 WAVE = 1024                  # requests that are handed over at one time
@@ -33,17 +34,21 @@ def pooling_of(program) -> str:
     return POOLINGS[n] if n else default
 
 
+def _name(program) -> str:
+    return os.path.basename(program.gguf.path)
+
+
 def check_writes(program) -> None:
     """UnsupportedError for a model that has no next token to say."""
     if program.graph.labels:
-        raise UnsupportedError(f"{program.gguf.path} is a reranker ({program.arch} with a classifier): it writes no text; use rerank()")
+        raise UnsupportedError(f"{_name(program)} is a reranker ({program.arch} with a classifier): it writes no text; use rerank()")
     if program.both or program.output is None:
-        raise UnsupportedError(f"{program.gguf.path} is an encoder ({program.arch}): it writes no text; use embed()")
+        raise UnsupportedError(f"{_name(program)} is an encoder ({program.arch}): it writes no text; use embed()")
 
 
 def check_ranks(program) -> None:
     if not program.graph.labels:
-        raise UnsupportedError(f"{program.gguf.path} has no classifier (tensor 'cls.output.weight'): it cannot rerank; embed() makes vectors of texts")
+        raise UnsupportedError(f"{_name(program)} has no classifier (tensor 'cls.output.weight'): it cannot rerank; embed() makes vectors of texts")
 
 
 # ---- texts in ----------------------------------------------------------------------------
@@ -188,7 +193,7 @@ def start(llm, texts: list, pooling=None, *, first=0, notify=None, **how) -> tup
     if pooling is None:
         pooling = pooling_of(program)
         if pooling == "rank":
-            raise UnsupportedError(f"{program.gguf.path} is a reranker (pooling rank): rerank() scores documents with it; embed() takes a "
+            raise UnsupportedError(f"{_name(program)} is a reranker (pooling rank): rerank() scores documents with it; embed() takes a "
                                    f"pooling of its rows: {', '.join(POOLINGS[:-1])}")
     elif pooling not in POOLINGS[:-1]:
         why = "; rerank() gives scores" if pooling == "rank" else ""
@@ -205,6 +210,8 @@ def start_rank(llm, query: str, documents: list, *, first=0, notify=None, **how)
 def _submit(llm, prompts, pooling, notify, how) -> tuple:
     from .stream import Job
 
+    o = options(how)
+    how = {"priority": o.priority, "key": o.key, "salt": o.salt, "deadline": o.deadline}
     jobs, pools = [], []
     for tokens in prompts:
         pool = Pool(pooling, len(tokens), llm.program.both)

@@ -279,13 +279,13 @@ class Llama:
         each token; of a list, a list), "mean", "cls", "last", or None for what the file says."""
         from .embed import embed
         self._thread.check_open()
-        return embed(self, texts, normalize=normalize, dimensions=dimensions, pooling=pooling, **_checked(priority=priority, key=key, salt=salt))
+        return embed(self, texts, normalize=normalize, dimensions=dimensions, pooling=pooling, priority=priority, key=key, salt=salt)
 
     def rerank(self, query, documents, *, top_n=None, priority=0, key="", salt="") -> list:
         """How well documents answer a query, by a reranker's own score: [(index, score), ...], best first, the top_n of them."""
         from .embed import rerank
         self._thread.check_open()
-        return rerank(self, query, documents, top_n=top_n, **_checked(priority=priority, key=key, salt=salt))
+        return rerank(self, query, documents, top_n=top_n, priority=priority, key=key, salt=salt)
 
     def score(self, prompt, continuation, *, priority=0, key="", salt=""):
         """How likely a text (or ids) is after a prompt: a Score with logprob, tokens and logprobs (choose.py)."""
