@@ -404,7 +404,7 @@ def pack(array, type_name):
 
 
 def type_of(spec, name):
-    if not name.endswith(".weight") or "_norm" in name or name.startswith("rope_"):
+    if not name.endswith(".weight") or "_norm" in name or name.startswith(("rope_", "position_", "token_types")):
         return "F32"
     for end, type_name in spec.types:
         if name.endswith(end):
