@@ -38,6 +38,7 @@ WRONG = {
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
     "bert": ("norm", "scale", "bias", "positions", "types", "direction"),
 }
+DECODERS = tuple(arch for arch in WRONG if arch != "bert")
 HALVES = ("exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3")  # rope turns pairs half a head apart
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
