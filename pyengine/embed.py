@@ -225,9 +225,10 @@ def _waves(llm, items, begin):
     """The pools of items, so many requests at a time that a million texts are no million requests."""
     from .stream import wait
 
-    pools = []
-    for at in range(0, len(items), WAVE):
-        jobs, some = begin(at, items[at:at + WAVE])
+    pools, queue = [], llm.engine_thread.max_queue
+    wave = WAVE if queue is None else min(WAVE, queue + llm.program.max_seqs)
+    for at in range(0, len(items), wave):
+        jobs, some = begin(at, items[at:at + wave])
         wait(llm.engine_thread, jobs)
         pools += some
     return pools

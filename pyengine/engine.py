@@ -200,7 +200,7 @@ class Engine:
             if room > 0:
                 for s in running:
                     s.draft = []     # of a step that did not run
-                self.guesses.propose([s.owner for s in running], room)
+                self.guesses.propose([s.owner for s in running if s.owner.sampler is not None], room)
 
     def _show(self, request: Request, chunk, logits, i: int) -> None:
         first = chunk.start + chunk.count - chunk.n_wanted

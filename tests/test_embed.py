@@ -401,3 +401,32 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     for wrong in (["--rerank", "x", "--pooling", "cls", "-p", "y"], ["--top-n", "3", "-p", "y"], ["-p", "y", "-f", "z"], ["--rerank", "x", "-p", "y"]):
         assert cli.main(["embed", "-m", path, *wrong]) == 1
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_more_texts_than_may_wait_go_in_turns(tmp_path):
+    with Llama(write(tmp_path, BERT), max_queue=3) as llm:
+        texts = [[5 + i % 200, 7] for i in range(150)]
+        assert np.array_equal(llm.embed(texts)[::50], np.stack([llm.embed(t) for t in texts[::50]]))
+
+
+def test_one_token_beside_one_that_guesses(tmp_path):
+    """A text of one token is no decode: nothing is guessed behind it."""
+    with Llama(write(tmp_path, QWEN3), n_ctx=512, max_seqs=3) as llm:
+        alone = llm.embed([9])
+        (job,) = llm.start([[5, 6, 7] * 20], max_tokens=200, temperature=0, ignore_eos=True)
+        assert all(np.array_equal(llm.embed([9]), alone) for _ in range(20))
+        job.ended.wait()
+        assert len(job.result.tokens) == 200
+        want = job.result.tokens
+    with Llama(write(tmp_path, QWEN3), n_ctx=512, speculate=None) as llm:
+        assert llm.generate([5, 6, 7] * 20, max_tokens=200, temperature=0, ignore_eos=True).tokens == want
+
+
+def test_an_encoder_guesses_for_nobody_and_foretells_nothing(tmp_path):
+    from pyengine import evaluate
+
+    path = write(tmp_path, dataclasses.replace(BERT, n_vocab=331, n_ctx_train=512))
+    with pytest.raises(errors.RequestError, match="speculate: .*is an encoder|another vocabulary"):
+        Llama(write(tmp_path, QWEN3, "q.gguf"), speculate=path)
+    with pytest.raises(errors.UnsupportedError, match="it writes no text"):
+        evaluate._opened(path, 128, 2)

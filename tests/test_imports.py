@@ -55,7 +55,7 @@ ALLOWED = {
     "session": {"statefile", "request"},
     "embed": {"request", "stream"},
     "llama": {"embed", "session", "draft", "speculate", "request", "grammar", "choose", "fit", "tune", "engine", "stream", "tokenizer", "chat", "sampling", "plan", "gguf", "machine", "catalog"},
-    "evaluate": {"llama", "stream", "draft", "fit", "gguf", "native", "request", "sampling"},
+    "evaluate": {"embed", "llama", "stream", "draft", "fit", "gguf", "native", "request", "sampling"},
     "aio": {"embed", "llama"},
     "serve": {"aio", "embed", "llama", "request", "sampling", "__init__"},
     "compat": {"llama", "grammar", "gguf", "tokenizer", "chat", "sampling", "native", "machine"},
