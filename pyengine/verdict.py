@@ -17,7 +17,7 @@ import warnings
 
 from . import fit, machine, plan, tune
 from .arch import module_for
-from .errors import MemoryBudgetError, PyengineError, quoted
+from .errors import MemoryBudgetError, PyengineError, RequestError, quoted
 from .native import TIERS, address_of, isa_mask, rows
 from .plan.graph import NO_MATRIX, Weight
 from .plan.program import PRIVATE
