@@ -430,3 +430,11 @@ def test_an_encoder_guesses_for_nobody_and_foretells_nothing(tmp_path):
         Llama(write(tmp_path, QWEN3, "q.gguf"), speculate=path)
     with pytest.raises(errors.UnsupportedError, match="it writes no text"):
         evaluate._opened(path, 128, 2)
+
+
+@pytest.mark.parametrize("name, width", [("smollm2", 576), ("gemma-3-270m", 640)])
+def test_case_145_models_that_write_give_a_vector_each(real_model, name, width):
+    with Llama(str(real_model(name)), n_ctx=256) as llm:
+        near, also, far = llm.embed(["A cat sits on the mat.", "The cat is sitting on a mat.", "Interest rates rose by two percent."], pooling="mean")
+        assert near.shape == (width,) and near @ also > near @ far
+        assert np.array_equal(llm.embed("A cat sits on the mat.", pooling="mean"), near)
