@@ -282,7 +282,7 @@ static int clamp_chunk(int64_t x) { return x < 0 ? 0 : x > PE_CHUNK ? PE_CHUNK :
 static void attn_rows(const pe_attn *a, attn_tile *t, int64_t r0, int n) {
   int64_t first = a->pos + r0 / a->n_group, last = a->pos + (r0 + n - 1) / a->n_group;
   int64_t oldest = a->window > 0 && first >= a->window ? first - a->window + 1 : 0;
-  int64_t c0 = oldest / PE_CHUNK, c1 = last / PE_CHUNK + 1;
+  int64_t c0 = oldest / PE_CHUNK, c1 = (a->all ? a->all - 1 : last) / PE_CHUNK + 1;
   c0 = c0 > a->c0 ? c0 : a->c0;
   c1 = c1 < a->c1 ? c1 : a->c1;
   for (int r = 0; r < n; r++) {
@@ -298,7 +298,7 @@ static void attn_rows(const pe_attn *a, attn_tile *t, int64_t r0, int n) {
     for (int r = 0; r < n; r++) {
       int64_t p = a->pos + (r0 + r) / a->n_group;
       t->lo[r] = a->window > 0 ? clamp_chunk(p - a->window + 1 - base) : 0;
-      t->hi[r] = clamp_chunk(p + 1 - base);
+      t->hi[r] = clamp_chunk((a->all ? a->all : p + 1) - base);
       if (a->part) {
         t->o[r] = a->part + ((r0 + r) * a->part_chunks + c) * a->part_stride;
         t->seen[r] = 0;

@@ -10,7 +10,8 @@
  * among the wanted.
  *
  *  op          operands a[]                                           n[]                            f[]
- *  EMBED       0 weight, 1 out rows                                   k type row_bytes n_rows        scale
+ *  EMBED       0 weight, 1 out rows                                   k type row_bytes n_rows by     scale
+ *              the row of the token (by 0), of its position (1), or the first (2)
  *  ROPE_TABLE  0 freq double[nf], 1 out [2*nf] rows                   nf                             mscale
  *  NORM        0 x, 1 post w, 2 residual r, 3 w, 4 b, 5 y, 6 Q32, 7 Q256   k kind(0 none 1 rms 2 layer) gather   eps gain
  *              t = post ? rms(x)*post : x;  t = t*gain, if gain is not 0;  r = r + t in place, if present (else r is t)
@@ -19,7 +20,8 @@
  *              list: n_expert matrices one after another, each for its own pairs
  *  KV          0 q, 1 k, 2 v, 3 rope table, 4 q norm w, 5 k norm w, 6 pages
  *              n_head n_kv dk dv n_rot kind(0 none 1 adjacent 2 halves) group              eps
- *  ATTN        0 q, 1 out, 2 partials, 3 pages, 4 sinks [n_head]   n_head n_kv dk dv window group cap        scale softcap
+ *  ATTN        0 q, 1 out, 2 partials, 3 pages, 4 sinks [n_head]   n_head n_kv dk dv window group cap both   scale softcap
+ *              both: every row sees the whole sequence, which is in this step
  *  ATTN_OUT    0 partials, 1 out, 2 Q32, 3 Q256, 4 sinks   n_head n_kv dk dv window cap
  *  GLU         0 gate, 1 up, 2 y, 3 Q32, 4 Q256   k kind
  *  EW          0 a, 1 b, 2 y                      k what kind period steps                 value
@@ -43,8 +45,12 @@
 /* ---- rows and tiles of a step ---------------------------------------------------- */
 
 int64_t pe_rows_of(const pe_prog *p, const pe_insn *in) {
-  if (in->count == PE_COUNT_PAIRS) return (int64_t)p->step.n_tokens * in->slots;
-  return in->count == PE_COUNT_WANTED ? p->step.n_wanted : p->step.n_tokens;
+  switch (in->count) {
+    case PE_COUNT_PAIRS: return (int64_t)p->step.n_tokens * in->slots;
+    case PE_COUNT_WANTED: return p->step.n_wanted;
+    case PE_COUNT_LOGITS: return p->step.n_wanted - p->step.n_hidden;
+    default: return p->step.n_tokens;
+  }
 }
 
 float *pe_row_f32(const pe_prog *p, pe_ref r, int64_t k, int64_t row) {
@@ -61,9 +67,9 @@ static uint32_t parts_rows(const pe_prog *p, const pe_insn *in) { return (uint32
 
 static void run_embed(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
   (void)thread;
-  int64_t k = in->n[0];
+  int64_t k = in->n[0], id = in->n[4] == PE_BY_TOKEN ? p->step.tokens[row] : in->n[4] == PE_BY_POSITION ? p->pos[row] : 0;
   float *y = pe_row_f32(p, in->a[1], k, row);
-  pe_dequant((int32_t)in->n[1], pe_at(p, in->a[0]) + (int64_t)p->step.tokens[row] * in->n[2], y, k);
+  pe_dequant((int32_t)in->n[1], pe_at(p, in->a[0]) + id * in->n[2], y, k);
   if (in->f[0] != 1.0) p->v->scale(y, y, (float)in->f[0], k);
 }
 
@@ -234,12 +240,13 @@ static int check_step(pe_prog *p, const pe_step *s, int32_t *bad) {
   if (s->n_seqs < 1 || s->n_seqs > l->max_seqs) return bad_step(bad, 0, 1);
   if (s->n_wanted < 0 || s->n_wanted > l->max_wanted) return bad_step(bad, 0, 2);
   if (s->n_copies < 0) return bad_step(bad, 0, 3);
+  if (s->n_hidden < 0 || s->n_hidden > s->n_wanted) return bad_step(bad, 0, 5);
   for (int32_t i = 0; i < s->n_tokens; i++)
     if (s->tokens[i] < 0 || s->tokens[i] >= l->n_ids) return bad_step(bad, 1, i);
   int32_t row = 0;
   for (int32_t i = 0; i < s->n_seqs; i++) {
     int32_t start = s->start[i], count = s->count[i];
-    if (start < 0 || start >= l->n_ctx) return bad_step(bad, 2, i);
+    if (start < 0 || start >= l->n_ctx || (p->both && start)) return bad_step(bad, 2, i);
     if (count < 1 || count > l->n_ctx - start || count > s->n_tokens - row) return bad_step(bad, 3, i);
     for (int32_t g = 0; g < l->n_groups; g++) {
       const int32_t *table = s->tables + ((int64_t)g * s->n_seqs + i) * l->max_pages;

@@ -23,6 +23,7 @@ struct pe_prog {
   const pe_vops *v;
   const pe_row *rows;
   int64_t window[8];           /* per group; 0: none */
+  int both;                    /* rows see what comes after them: a sequence is never split over steps */
   int64_t row_bytes;           /* room for the longest float row, behind each thread's scratch */
   int64_t thread_bytes;        /* PE_SCRATCH + row_bytes + the results of a part of an FFN */
   uint8_t *scratch;            /* n_threads * thread_bytes, 64-byte aligned */

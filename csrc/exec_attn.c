@@ -67,14 +67,15 @@ void pe_run_attn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
   int64_t h = part % n_kv, g = n_head / n_kv, kb = pe_kv_bytes(p->limits.kv_type, dk), hb = kb + pe_kv_bytes(p->limits.kv_type, dv);
   const pe_tile *t = &p->tiles[part / n_kv];
   int64_t pos = p->pos[t->row], seen = window > 0 && pos - window + 1 > 0 ? pos - window + 1 : 0;
-  int64_t c0 = seen / PE_CHUNK, c1 = (pos + t->n - 1) / PE_CHUNK + 1;
+  int64_t all = in->n[7] ? p->step.count[t->seq] : 0;      /* its start is 0: check_step */
+  int64_t c0 = seen / PE_CHUNK, c1 = (all ? all - 1 : pos + t->n - 1) / PE_CHUNK + 1;
   pe_attn a = {
     .q = pe_row_f32(p, in->a[0], n_head * dk, t->row) + h * g * dk, .q_stride = pe_up16(n_head * dk), .n_q = t->n, .n_group = g,
     .dk = dk, .dv = dv, .pos = pos, .window = window, .kv = pe_at(p, in->a[3]), .table = table_of(p, group, t->seq),
     .page_stride = p->limits.page_bytes[group], .k_off = h * hb, .v_off = h * hb + kb, .kv_type = p->limits.kv_type,
     .scale = (float)in->f[0], .softcap = (float)in->f[1], .c0 = c0, .c1 = c1,
     .o = pe_row_f32(p, in->a[1], n_head * dv, t->row) + h * g * dv, .o_stride = pe_up16(n_head * dv),
-    .sinks = pe_has(in->a[4]) ? (const float *)pe_at(p, in->a[4]) + h * g : NULL, .scratch = pe_scratch(p, thread),
+    .sinks = pe_has(in->a[4]) ? (const float *)pe_at(p, in->a[4]) + h * g : NULL, .scratch = pe_scratch(p, thread), .all = all,
   };
   if (split) {
     if (chunk < c0 || chunk >= c1) return;

@@ -77,7 +77,7 @@ static void activations(check *c, int i, int64_t rows) {
 
 static int64_t max_rows(const pe_limits *l, const pe_insn *in) {
   if (in->count == PE_COUNT_PAIRS) return (int64_t)l->max_tokens * in->slots;
-  return in->count == PE_COUNT_WANTED ? l->max_wanted : l->max_tokens;
+  return in->count == PE_COUNT_TOKENS ? l->max_tokens : l->max_wanted;
 }
 
 /* The list of the step's pairs; shape number i is the number of experts. */
@@ -132,22 +132,18 @@ static void check_insn(check *c) {
   const pe_insn *in = c->in;
   const int64_t *n = in->n;
   int64_t rows = max_rows(&c->p->limits, in), all = c->p->limits.max_tokens;
-  if (in->count < PE_COUNT_TOKENS || in->count > PE_COUNT_PAIRS) { fail(c, PE_EINVAL, 300); return; }
   int of_pairs = in->op == PE_OP_GROUP || in->op == PE_OP_GATHER;
-  if (in->count == PE_COUNT_PAIRS ? in->slots < 1 || !(of_pairs || in->op == PE_OP_NORM || in->op == PE_OP_MM || in->op == PE_OP_EW ||
-      in->op == PE_OP_GLU || in->op == PE_OP_FFN) : of_pairs) {
-    fail(c, PE_EINVAL, 300);
-    return;
-  }
-  if (in->count == PE_COUNT_WANTED && in->op != PE_OP_NORM && in->op != PE_OP_MM && in->op != PE_OP_EW && in->op != PE_OP_GLU &&
-      in->op != PE_OP_FFN) {
+  int of_any = in->op == PE_OP_NORM || in->op == PE_OP_MM || in->op == PE_OP_EW || in->op == PE_OP_GLU || in->op == PE_OP_FFN;
+  int fits = of_any || (in->count == PE_COUNT_TOKENS && !of_pairs) || (in->count == PE_COUNT_PAIRS && of_pairs);
+  if (in->count < PE_COUNT_TOKENS || in->count > PE_COUNT_LOGITS || !fits || (in->count == PE_COUNT_PAIRS && in->slots < 1)) {
     fail(c, PE_EINVAL, 300);
     return;
   }
   switch (in->op) {
     case PE_OP_EMBED: {
       const pe_type *t = pe_type_by_id((int32_t)n[1]);
-      dim(c, 0, 1, MAX_DIM), dim(c, 2, 1, MAX_DIM * 8), dim(c, 3, c->p->limits.n_ids, MAX_DIM);
+      dim(c, 0, 1, MAX_DIM), dim(c, 2, 1, MAX_DIM * 8), dim(c, 4, 0, PE_BY_NOTHING);
+      dim(c, 3, n[4] == PE_BY_TOKEN ? c->p->limits.n_ids : n[4] == PE_BY_POSITION ? c->p->limits.n_ctx : 1, MAX_DIM);
       if (!t || n[0] % t->block || n[2] != n[0] / t->block * t->bytes) fail(c, PE_EINVAL, 102);
       need(c, 0, n[3], n[2], 1, 0, 0), rows_f32(c, 1, rows, n[0], 1, 0);
       break;
@@ -179,6 +175,7 @@ static void check_insn(check *c) {
       rows_f32(c, 0, rows, n[0] * n[2], 0, 0), rows_f32(c, 1, rows, n[0] * n[3], 1, 0);
       vec_f32(c, 4, n[0], 1), need(c, 2, n[6], 4, 64, 1, n[6] == 0), pages(c, 3, n[5], n[1], n[2], n[3]);
       if (!c->rc && n[4] != c->p->window[n[5]]) fail(c, PE_EINVAL, 104);
+      if (n[7] < 0 || n[7] > 1 || n[7] != c->p->both || (n[7] && (n[4] || n[6]))) fail(c, PE_EINVAL, 107);   /* no window, no splitting */
       break;
     case PE_OP_ATTN_OUT:
       heads(c), dim(c, 4, 0, MAX_DIM), dim(c, 5, 0, MAX_DIM);
@@ -303,6 +300,7 @@ int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_r
   for (int32_t i = 0; i < n_insns; i++) {
     if (i == 0 || insns[i - 1].barrier) p->first[p->n_groups++] = i;
     if (insns[i].op == PE_OP_ATTN && insns[i].n[5] >= 0 && insns[i].n[5] < 8) p->window[insns[i].n[5]] = insns[i].n[4];
+    if (insns[i].op == PE_OP_ATTN && insns[i].n[7]) p->both = 1;
   }
   p->first[p->n_groups] = n_insns;
   rc = p->n_groups > PE_MAX_PHASES || !p->v ? PE_EINVAL : PE_OK;

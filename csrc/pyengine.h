@@ -100,7 +100,7 @@ typedef struct pe_attn {   /* one KV head, its group of query heads, some tokens
   int64_t q_stride;        /* floats */
   int64_t n_q, n_group;    /* tokens; query heads that share this KV head */
   int64_t dk, dv;          /* head sizes of K and V; dk <= PE_MAX_DK */
-  int64_t pos;             /* position of token 0; token i sees positions p <= pos+i ... */
+  int64_t pos;             /* position of token 0; token i sees positions p <= pos+i (p < all, where all > 0) ... */
   int64_t window;          /* ... with p > pos+i-window, where window > 0 */
   const uint8_t *kv;       /* page p of this layer at kv + table[p]*page_stride */
   const int32_t *table;
@@ -116,6 +116,7 @@ typedef struct pe_attn {   /* one KV head, its group of query heads, some tokens
   int64_t o_stride;
   const float *sinks;      /* NULL, or a score without a position for each of the n_group heads; not part of partials */
   void *scratch;           /* PE_SCRATCH bytes */
+  int64_t all;             /* 0: a token sees what is before it; else every token sees positions 0..all-1, and there is no window */
 } pe_attn;
 
 typedef struct pe_vops {   /* one tier's table; every member gives the same bits on every tier */
@@ -289,7 +290,7 @@ int32_t pe_pool_threads(const pe_pool *);
 /* Thread 1..n_threads-1 runs on these CPUs only; PE_EINVAL where the system refuses or cannot. Thread 0 is the caller's. */
 int pe_pool_bind(pe_pool *, int32_t thread, const int32_t *cpus, int32_t n_cpus);
 
-#define PE_OP_EMBED 0       /* ids -> rows of a weight, scaled */
+#define PE_OP_EMBED 0       /* ids, or positions -> rows of a weight, scaled */
 #define PE_OP_ROPE_TABLE 1  /* positions -> cosines and sines */
 #define PE_OP_NORM 2        /* [post norm] [residual add] [norm] [quantize] of a row */
 #define PE_OP_MM 3          /* matrix product [bias] [softcap] */
@@ -311,9 +312,14 @@ int pe_pool_bind(pe_pool *, int32_t thread, const int32_t *cpus, int32_t n_cpus)
 #define PE_EW_SOFTCAP 4
 #define PE_EW_POSITION_SCALE 5
 
+#define PE_BY_TOKEN 0
+#define PE_BY_POSITION 1
+#define PE_BY_NOTHING 2
+
 #define PE_COUNT_TOKENS 0
 #define PE_COUNT_WANTED 1
 #define PE_COUNT_PAIRS 2    /* (token, expert): `slots` for each token */
+#define PE_COUNT_LOGITS 3   /* the first of the wanted rows: those whose logits are wanted, too */
 #define PE_MAX_EXPERTS 4096
 #define PE_ROUTE_SOFTMAX 0
 #define PE_ROUTE_SIGMOID 1
@@ -360,12 +366,13 @@ typedef struct pe_limits {
 
 typedef struct pe_step {
   int32_t n_tokens, n_seqs, n_wanted, n_copies;
-  int32_t n_threads, pad;  /* threads of the pool that work on it; 0: all */
+  int32_t n_threads;       /* threads of the pool that work on it; 0: all */
+  int32_t n_hidden;        /* the last n_hidden of the wanted rows end before the head: no logits */
   const int32_t *tokens;   /* [n_tokens] ids, the sequences' rows one after another */
   const int32_t *start;    /* [n_seqs] position of each sequence's first row */
   const int32_t *count;    /* [n_seqs] rows, at least 1 */
   const int32_t *tables;   /* [n_groups][n_seqs][max_pages] page ids, -1 where unused */
-  const int32_t *wanted;   /* [n_wanted] rows whose logits are wanted, ascending */
+  const int32_t *wanted;   /* [n_wanted] rows that are wanted, ascending */
   const int32_t *copies;   /* [n_copies][3] group, source page, target page: made before anything else */
 } pe_step;
 

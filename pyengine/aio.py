@@ -19,6 +19,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+from . import embed as embedding
 from .llama import Llama
 
 WORKERS = 4                # threads for what is not the model's own work; more would only share the same cores
@@ -65,18 +66,34 @@ class AsyncLlama:
 
     async def prompt_logprobs(self, tokens, top=0, **parameters) -> list:
         """What Llama.start_prompt_logprobs() finds."""
-        llama = await self.open()
-        bells = _Bells(asyncio.get_running_loop())
-
-        def begin():
-            job, found = llama.start_prompt_logprobs(tokens, top, notify=bells.ring, **parameters)
+        def begin(llama, notify):
+            job, found = llama.start_prompt_logprobs(tokens, top, notify=notify, **parameters)
             return [job], found
 
-        (job,), found = await self._begun(begin)
-        answer = Answer(job)
-        bells.hang([answer])
-        await answer
-        return found
+        return (await self.run(begin))[1]
+
+    async def embed(self, texts, *, normalize=True, dimensions=None, pooling=None, **parameters):
+        """As Llama.embed(); all texts at one time."""
+        llama = await self.open()
+        dimensions, (texts, several) = embedding.check(llama.program, normalize, dimensions), embedding.listed(texts)
+        _, pools = await self.run(lambda llama, notify: embedding.start(llama, texts, pooling, notify=notify, **parameters))
+        vectors = await self.work(lambda: [pool.vector(normalize, dimensions) for pool in pools])
+        return vectors if several else vectors[0]
+
+    async def rerank(self, query, documents, *, top_n=None, **parameters) -> list:
+        """As Llama.rerank(); all documents at one time."""
+        _, pools = await self.run(lambda llama, notify: embedding.start_rank(llama, query, documents, notify=notify, **parameters))
+        return embedding.ranked(pools, top_n)
+
+    async def run(self, begin) -> tuple:
+        """begin(llama, notify) -> (jobs, something), in a thread; returned when all jobs have ended, whose first error is raised."""
+        llama = await self.open()
+        bells = _Bells(asyncio.get_running_loop())
+        jobs, found = await self._begun(lambda: begin(llama, bells.ring))
+        answers = [Answer(job) for job in jobs]
+        bells.hang(answers)
+        await gather(answers)
+        return jobs, found
 
     async def chat_tokens(self, messages, template_variables=None, add_generation_prompt=True, **how) -> list:
         return await self._call("chat_tokens", messages, template_variables, add_generation_prompt, **how)

@@ -15,6 +15,7 @@ class Request:
 
     sampler: chooses each next token; None: logits only, see on_row.
     on_row(logits, i, position): called with row i of the logits for every position of the prompt from wanted_from on.
+    hidden: its rows end before the head: on_row finds logits.hidden(i), and no logits.
     on_token(sampled) -> bool: called for each token that is kept; true ends the request with "stop".
     on_end(): called once, when finish_reason or error is set.
     sequence: which of the answers to its prompt this is; parent: the request whose prompt it shares.
@@ -23,11 +24,12 @@ class Request:
     """
 
     __slots__ = ("prompt", "tokens", "sampler", "max_tokens", "end_ids", "on_row", "on_token", "on_end", "seq", "sequence", "deadline",
-                 "constraint", "guesser", "most", "complete", "_reader", "_only", "finish_reason", "error", "added", "started", "prompted", "ended")
+                 "constraint", "guesser", "most", "hidden", "complete", "_reader", "_only", "finish_reason", "error", "added", "started", "prompted", "ended")
 
     def __init__(self, prompt, *, sampler=None, max_tokens=None, end_ids=frozenset(), on_row=None, wanted_from=None, on_token=None, on_end=None,
-                 sequence=0, parent=None, priority=0, key="", salt="", deadline=None, constraint=None):
+                 sequence=0, parent=None, priority=0, key="", salt="", deadline=None, constraint=None, hidden=False):
         self.prompt = list(prompt)
+        self.hidden = hidden
         self.tokens = []             # what was generated and kept; the token that ends a turn is not
         self.sampler = sampler
         self.max_tokens = max_tokens

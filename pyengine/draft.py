@@ -187,6 +187,8 @@ def plan(path, like, *, n_ctx, free, n_threads, **settings) -> "fit.Fit":
         if found is None:
             raise RequestError(f"speculate: {_name(gguf)} needs more than a {SHARE}th of the {fit.size(free)} that are free, "
                                f"and a draft gets no more", param="speculate")
+        if found.program.both or found.program.graph.labels:
+            raise RequestError(f"speculate: {_name(gguf)} is an encoder or a reranker: it has no next token to guess", param="speculate")
         return found
     except BaseException:
         gguf.close()

@@ -45,9 +45,10 @@ class Engine:
         self.n_threads, self.n_threads_batch = n_threads, n_threads_batch or n_threads
         self._limit, self._cpus = limit, cpus
         program.open(pages=list(n_pages), n_threads=max(self.n_threads, self.n_threads_batch), profile=profile, cpus=cpus)
-        self.cache = Cache([g.window or 0 for g in program.groups], n_pages, reuse=reuse)
+        # What a token is depends on what comes after it, where attention sees that: nothing is kept for another sequence.
+        self.cache = Cache([g.window or 0 for g in program.groups], n_pages, reuse=reuse and not program.both)
         self.scheduler = Scheduler(self.cache, max_seqs=program.max_seqs, max_tokens=program.max_tokens,
-                                   max_wanted=program.max_wanted)
+                                   max_wanted=program.max_wanted, whole=program.both)
         self.current = ()            # requests of the step that runs now
         self.fault = None            # what ended the last step, if it did not run
         self.guesses = guesses
@@ -105,8 +106,10 @@ class Engine:
         chunks = self.scheduler.next_step(self._prompt_rows())
         if not chunks:
             return
-        tokens, seqs, wanted = [], [], []
+        chunks.sort(key=lambda c: c.seq.owner.hidden)    # those whose rows go through the head come first
+        tokens, seqs, wanted, n_hidden = [], [], [], 0
         for c in chunks:
+            n_hidden += c.n_wanted if c.seq.owner.hidden else 0
             tokens += c.tokens()
             wanted.extend(range(len(tokens) - c.n_wanted, len(tokens)))
             seqs.append(Seq(c.start, c.count, c.seq.table.pages))
@@ -120,7 +123,7 @@ class Engine:
             n_threads = self.n_threads if few else self.n_threads_batch
             if self._limit is not None:
                 n_threads = min(n_threads, self._limit())
-            logits = self.program.run(Step(tokens, seqs, wanted, self.scheduler.copies, n_threads=n_threads))
+            logits = self.program.run(Step(tokens, seqs, wanted, self.scheduler.copies, n_hidden=n_hidden, n_threads=n_threads))
         except StoppedError:
             self.program.stop(False)
             return                   # nothing was committed; who is still wanted is planned again
@@ -197,7 +200,7 @@ class Engine:
             if room > 0:
                 for s in running:
                     s.draft = []     # of a step that did not run
-                self.guesses.propose([s.owner for s in running], room)
+                self.guesses.propose([s.owner for s in running if s.owner.sampler is not None], room)
 
     def _show(self, request: Request, chunk, logits, i: int) -> None:
         first = chunk.start + chunk.count - chunk.n_wanted

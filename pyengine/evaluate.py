@@ -18,6 +18,7 @@ from collections import deque
 
 from . import fit
 from .draft import difference
+from .embed import check_writes
 from .errors import NonFiniteError, RequestError
 from .gguf import GGUF
 from .llama import Llama, find
@@ -237,7 +238,13 @@ def _opened(path, n_ctx, max_seqs, prefix_cache=False, **settings) -> Llama:
     path = find(path)
     with GGUF(path) as g:
         n_vocab = len(g.get_strings("tokenizer.ggml.tokens", default=())) or 1
-    return Llama(path, n_ctx=n_ctx, max_seqs=max_seqs, n_wanted=_block_rows(n_vocab), prefix_cache=prefix_cache, speculate=None, **settings)
+    llm = Llama(path, n_ctx=n_ctx, max_seqs=max_seqs, n_wanted=_block_rows(n_vocab), prefix_cache=prefix_cache, speculate=None, **settings)
+    try:
+        check_writes(llm.program)
+    except BaseException:
+        llm.close()
+        raise
+    return llm
 
 
 def _block_rows(n_vocab: int) -> int:

@@ -151,6 +151,8 @@ def pool(program, cache_tokens: int) -> list:
 def _with_room(program, n_threads, private, free, share, cache_tokens=None) -> "Fit | None":
     """Pages within what is free; None if one sequence, or what was asked for, does not fit. The pools are shared, so they need not
     hold max_seqs sequences of the full context at one time; they hold one, and as many as the memory beside the weights allows."""
+    if program.both:                 # a sequence is there for one step: pages for the rows of a step, in parts of pages
+        cache_tokens = program.max_tokens + PAGE * program.max_seqs
     if cache_tokens is not None:
         fit = count(program, pool(program, cache_tokens), n_threads=n_threads, private=private, free=free)
         return fit if free is None or fit.own <= _budget(fit, share) else None

@@ -81,7 +81,7 @@ class Llama:
         try:
             if mmap:                 # a map takes address space, which `ulimit -v` and 32 bits limit
                 self._free = fit.free()
-            _read_ahead(self._gguf.files)
+            machine.read_ahead(self._gguf.files)
             self.tuned = tuning.load(isa) if tune else tuning.Tuned(reason="switched off by tune=False")
             threads = self.tuned.threads(self._gguf) or machine.threads()
             self.n_threads, self.n_threads_batch = n_threads or threads[0], n_threads_batch or n_threads or threads[1]
@@ -110,7 +110,7 @@ class Llama:
                 self._lock_weights()
             if small is not None:
                 guesses = draft.Draft(small, n_threads=most[0], cpus=machine.binding(max(most)))
-            elif self.speculate is not None:
+            elif self.speculate is not None and not self._program.both:
                 guesses = Lookups()
             engine = Engine(self._program, n_pages=self.memory.pages, n_threads=most[0], n_threads_batch=most[1], limit=limit,
                             cpus=machine.binding(max(most)), profile=profile, reuse=self.prefix_cache, guesses=guesses)
@@ -123,7 +123,7 @@ class Llama:
             self._gguf.close()
             raise
         self._thread = EngineThread(engine, max_queue=max_queue)
-        self._close = weakref.finalize(self, _close, self._thread, self._gguf)
+        self._close = weakref.finalize(self, self._thread.close, self._gguf.close)
         self._lock = threading.RLock()
         self._templates = self._scratch = self._grammars = None
         if prefix_file is not None and os.path.exists(prefix_file):
@@ -178,7 +178,7 @@ class Llama:
         """
         from .stream import Job
 
-        self._thread.check_open()
+        self._check_writes()
         o, tokenizer = checked(options), self.tokenizer
         if not isinstance(prompts, (list, tuple)) or not prompts or len(prompts) * o.n > MAX_PROMPTS:
             raise RequestError(f"prompt: {len(prompts) if isinstance(prompts, (list, tuple)) else type(prompts).__name__} prompts with n={o.n}, "
@@ -203,7 +203,7 @@ class Llama:
         """A Session that begins with a text or token ids, or with nothing; see there."""
         from .session import Session
 
-        self._thread.check_open()
+        self._check_writes()
         session = Session(self, key=key, salt=salt)
         return session if prompt is None else session.append(prompt)
 
@@ -216,7 +216,7 @@ class Llama:
 
     def prompts(self, prompt) -> tuple:
         """(lists of ids, whether there are several) of what generate() takes as its prompt."""
-        self._thread.check_open()
+        self._check_writes()
         several = isinstance(prompt, (list, tuple)) and not all(is_int(t) for t in prompt)
         return [self._prompt(p) for p in (prompt if several else [prompt])], several
 
@@ -231,7 +231,7 @@ class Llama:
 
     def template(self, name=None, variables=None, *, tools=None, documents=None, continue_final_message=False):
         """The chat.Template for these."""
-        self._thread.check_open()
+        self._check_writes()
         templates = self._chat_templates()
         if not templates:
             raise TemplateError(f"{os.path.basename(self.model_path)} has no chat template (tokenizer.chat_template): it is a base model; use generate()")
@@ -258,6 +258,7 @@ class Llama:
 
         from .stream import Job, wait
 
+        self._check_writes()
         tokens = self._fit(ids(tokens, self.tokenizer.n_vocab))
         if not tokens:
             raise RequestError("tokens: empty, expected at least one id", param="tokens")
@@ -271,6 +272,20 @@ class Llama:
         self._thread.submit([job])
         wait(self._thread, [job])
         return rows
+
+    def embed(self, texts, *, normalize=True, dimensions=None, pooling=None, priority=0, key="", salt=""):
+        """Vectors of texts (or token ids): numpy float32 [d] of one, [n, d] of a list. docs/embeddings.md has the details.
+        normalize: each as long as 1; dimensions: the first so many, for models trained for that; pooling: "none" (a vector for
+        each token; of a list, a list), "mean", "cls", "last", or None for what the file says."""
+        from .embed import embed
+        self._thread.check_open()
+        return embed(self, texts, normalize=normalize, dimensions=dimensions, pooling=pooling, priority=priority, key=key, salt=salt)
+
+    def rerank(self, query, documents, *, top_n=None, priority=0, key="", salt="") -> list:
+        """How well documents answer a query, by a reranker's own score: [(index, score), ...], best first, the top_n of them."""
+        from .embed import rerank
+        self._thread.check_open()
+        return rerank(self, query, documents, top_n=top_n, priority=priority, key=key, salt=salt)
 
     def score(self, prompt, continuation, *, priority=0, key="", salt=""):
         """How likely a text (or ids) is after a prompt: a Score with logprob, tokens and logprobs (choose.py)."""
@@ -370,6 +385,12 @@ class Llama:
 
     # ---- how ---------------------------------------------------------------------
 
+    def _check_writes(self) -> None:
+        from .embed import check_writes
+
+        self._thread.check_open()
+        check_writes(self._program)
+
     def _plan(self, n_ctx, private, n_threads, settings):
         """The program, sized before anything is allocated; what will be slow or short is said."""
         found = fit.decide(self._gguf, n_ctx=n_ctx or None, n_threads=n_threads, private=private, free=self._free,
@@ -411,6 +432,7 @@ class Llama:
 
     def _prompt(self, prompt) -> list:
         """Ids of one prompt, checked against the vocabulary and the context."""
+        self._check_writes()
         tokenizer = self.tokenizer
         if prompt is None:
             tokens = []
@@ -478,10 +500,6 @@ def _checked(**values) -> dict:
     return {name: getattr(o, name) for name in values}
 
 
-def _close(thread, gguf) -> None:
-    thread.close(gguf.close)
-
-
 def find(model_path) -> str:
     """A path as it is, or the file behind a catalog name. What looks like a path never reaches the catalog."""
     if not isinstance(model_path, (str, os.PathLike)):
@@ -493,14 +511,6 @@ def find(model_path) -> str:
     from . import catalog
 
     return os.fspath(catalog.resolve(path))
-
-
-def _read_ahead(files) -> None:
-    """What is not in memory is fetched while the program is compiled, if half of what is available holds it."""
-    available = machine.memory_available()
-    if available is None or sum(f.size for f in files) <= available // 2:
-        for f in files:
-            f.read_ahead()
 
 
 def _proposer(speculate):

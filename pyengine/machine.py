@@ -494,3 +494,11 @@ def _memory_elsewhere():
         if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
             return status.available
     return None
+
+
+def read_ahead(files) -> None:
+    """What is not in memory is fetched while the program is compiled, if half of what is available holds it."""
+    available = memory_available()
+    if available is None or sum(f.size for f in files) <= available // 2:
+        for f in files:
+            f.read_ahead()

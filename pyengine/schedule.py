@@ -137,11 +137,13 @@ class Queue:
 
 
 class Scheduler:
-    def __init__(self, cache: Cache, *, max_seqs: int, max_tokens: int, max_wanted: int, patience: int = PATIENCE):
+    def __init__(self, cache: Cache, *, max_seqs: int, max_tokens: int, max_wanted: int, patience: int = PATIENCE, whole: bool = False):
         """At most max_seqs sequences run at one time; a step has at most
-        max_tokens rows, of which at most max_wanted want logits."""
+        max_tokens rows, of which at most max_wanted want logits. whole: a sequence is never split over
+        steps; each has at most max_tokens, and nothing to wait for afterwards."""
         assert max_seqs > 0 and max_tokens > 0 and max_wanted > 0
-        self.cache = cache
+        assert not whole or max_wanted == max_tokens
+        self.cache, self.whole = cache, whole
         self.max_seqs, self.max_tokens, self.max_wanted = max_seqs, max_tokens, max_wanted
         self.running = []            # by rank
         self.copies = []             # (group, source, target) that the planned step has to make first
@@ -333,6 +335,8 @@ class Scheduler:
         i = next((i for i, s in enumerate(running) if s.rank >= self._turn), 0)
         order = running[i:] + running[:i] if i else running
         self._turn = (order[0].rank[0], order[0].rank[1] + 1)
+        if self.whole:
+            return self._deal_whole(order)
         prompts = [s for s in order if s.left > 1]
         rows, wanted = self.max_tokens, self.max_wanted
         # Decodes leave a row to prompts, and one that may want logits; where there
@@ -370,6 +374,15 @@ class Scheduler:
             some = [s for s in prompts if s.rank[0] == priority]
             if some and rows > 0:
                 rows, wanted = self._share(some, rows, wanted, counts)
+        return counts
+
+    def _deal_whole(self, order) -> dict:
+        """All of its rows to each sequence that they are left for; to the first in any case."""
+        counts, rows = {}, self.max_tokens
+        for seq in order:
+            if seq.left <= rows:
+                counts[seq] = seq.left
+                rows -= seq.left
         return counts
 
     @staticmethod
@@ -438,7 +451,7 @@ class Scheduler:
                     if victim is not seq:
                         self._preempt(victim)
                         continue
-                    count = min(count - 1, cache.room(seq.table, seq.computed) - seq.computed)
+                    count = 0 if self.whole else min(count - 1, cache.room(seq.table, seq.computed) - seq.computed)
                     if count <= 0:
                         break
             if count > 0:

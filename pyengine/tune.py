@@ -263,7 +263,7 @@ class Bench:
 
         program = self.program
         wanted = range(n) if n <= program.max_wanted else (n - 1,)
-        step = Step([i % program.n_vocab for i in range(n)], [Seq(0, n, self.tables)], wanted)
+        step = Step([i % program.n_ids for i in range(n)], [Seq(0, n, self.tables)], wanted)
         time.sleep(0.0005)           # another program's threads have stopped spinning by then
         begin = time.perf_counter()
         program.run(step)

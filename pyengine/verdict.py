@@ -17,7 +17,7 @@ import warnings
 
 from . import fit, machine, plan, tune
 from .arch import module_for
-from .errors import MemoryBudgetError, PyengineError, quoted
+from .errors import MemoryBudgetError, PyengineError, RequestError, quoted
 from .native import TIERS, address_of, isa_mask, rows
 from .plan.graph import NO_MATRIX, Weight
 from .plan.program import PRIVATE
@@ -82,7 +82,7 @@ def judge(gguf, *, measure=True, free=None, isa=None) -> Verdict:
         said = []
     found += [*weights, *said]
     tokenizer = _tokenizer(gguf, found)
-    _chat(gguf, tokenizer, found)
+    _chat(gguf, tokenizer, program, found)
     size = None
     if program is not None:
         n_ctx, size = program.n_ctx, sum(tune.token_bytes(program, i) for i in program.instrs)
@@ -90,7 +90,7 @@ def judge(gguf, *, measure=True, free=None, isa=None) -> Verdict:
         if measure and resident and not any(f.state == NO and f.what != "file" for f in found):
             try:
                 speed, how = predict(header, free=free, isa=isa)
-            except (OSError, MemoryError) as e:      # no memory, no thread: it may load all the same
+            except (OSError, MemoryError, RequestError) as e:      # no memory, no thread, fewer learned positions: it may load all the same
                 how = Finding("speed", NOTE, f"not predicted: {e}")
             found.append(how)
     return Verdict(found, n_ctx, size, *speed)
@@ -181,9 +181,12 @@ def _tokenizer(gguf, found):
     return t
 
 
-def _chat(gguf, tokenizer, found) -> None:
+def _chat(gguf, tokenizer, program, found) -> None:
     """A model without a template, or with one that fails, still completes texts."""
     if tokenizer is None:
+        return
+    if program is not None and (program.both or program.graph.labels):
+        found.append(Finding("chat", NOTE, "none, it writes no text: " + ("a reranker, which scores documents" if program.graph.labels else "an encoder, for embeddings")))
         return
     from . import chat
 
@@ -312,6 +315,8 @@ def predict(gguf, *, free=None, isa=None):
         for n, t in ((1, threads[0]), (N_PROMPT, threads[1])):
             with tune.Bench(gguf, layers, isa, t, tuned.shapes or None, place, N_PROMPT) as bench:
                 out.append(_seconds(bench, n, all_bytes))
+    if whole.both:
+        return (None, N_PROMPT / out[1]), Finding("speed", RUNS, f"about {_round(N_PROMPT / out[1])} tokens/s of texts to embed; {threads[1]} threads")
     generation, prompt = 1 / out[0], N_PROMPT / out[1]       # scheduling and sampling take what time stamps and waking took here
     return (generation, prompt), Finding("speed", RUNS, f"about {_round(generation)} tokens/s of generation, each reading {fit.size(size)} of weights at "
                                                         f"{size / out[0] / 1e9:.1f} GB/s, and {_round(prompt)} tokens/s of prompts; "

@@ -67,6 +67,32 @@ def test_rows_that_want_logits_are_bounded():
     assert seen == [(0, 0, 8, 8), (0, 8, 8, 8), (0, 16, 4, 4)]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_whole_sequences_are_never_split(seed):
+    """All rows of each in one step, whatever the steps' bounds, with no more pages than a step's rows fill; nothing stays."""
+    import random
+
+    rng = random.Random(seed)
+    s = scheduler(n_pages=(4 + 5,), max_seqs=5, max_tokens=256, max_wanted=256, reuse=False, whole=True)
+    todo = [Sequence(range(rng.choice((1, 2, 63, 64, 65, 200, 256))), wanted_from=0, priority=rng.randrange(2), key=str(rng.randrange(3))) for _ in range(60)]
+    done = []
+    for seq in todo:
+        s.add(seq)
+    while not s.idle:
+        chunks = s.next_step(prompt_rows=8)
+        assert chunks and sum(c.count for c in chunks) <= 256
+        for c in chunks:
+            assert (c.start, c.count, c.n_wanted) == (0, len(c.seq.tokens), len(c.seq.tokens))
+        s.commit(chunks)
+        for c in chunks:
+            done.append(c.seq)
+            s.remove(c.seq)
+        if rng.random() < 0.2 and s.running:
+            done.append(s.running[-1])
+            s.remove(s.running[-1])        # cancelled
+    assert sorted(seq.age for seq in done) == list(range(60)) and s.cache.free == s.cache.n_pages
+
+
 def test_turns_go_round():
     s = scheduler(max_tokens=2, max_seqs=3)
     seqs = [Sequence([1]) for _ in range(3)]

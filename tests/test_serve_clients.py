@@ -28,6 +28,19 @@ def ask(client, messages=HELLO, **more):
 # ---- OpenAI's -------------------------------------------------------------------------
 
 
+def test_embeddings_as_the_client_asks_for_them_and_as_numbers(client):
+    """Cases 145, 147 and 149: one vector a text of a model that writes, base64 is the client's default, equal texts are equal."""
+    texts = ["Hello", "World", "The capital of France is Paris. " * 20, "Hello"]
+    packed = client.embeddings.create(model="smollm2", input=texts)
+    floats = client.embeddings.create(model="smollm2", input=texts, encoding_format="float")
+    assert [d.index for d in packed.data] == [0, 1, 2, 3] and all(len(d.embedding) == 576 for d in packed.data)
+    assert [d.embedding for d in packed.data] == [d.embedding for d in floats.data] and packed.data[0].embedding == packed.data[3].embedding
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens > 100 and packed.model_extra["pooling"] == "last"
+    (alone,) = client.embeddings.create(model="smollm2", input=texts[2]).data
+    assert alone.embedding == packed.data[2].embedding and len(client.embeddings.create(model="smollm2", input="a", dimensions=64).data[0].embedding) == 64
+
+
+
 def test_openai_models(client):
     assert [m.id for m in client.models.list()] == ["smollm2"] and client.models.retrieve("smollm2").owned_by == "pyengine"
 

@@ -23,7 +23,7 @@ by_name = pytest.mark.parametrize("table", TABLES, ids=lambda t: t.name)
 # What a body needs beside the field that is tried.
 NEEDED = {"completion": {"prompt": "x"}, "chat completion": {"messages": [{"role": "user", "content": "x"}]},
           "llama-server completion": {"prompt": "x"}, "tokenize": {"content": "x"}, "detokenize": {"tokens": [1]},
-          "apply-template": {"messages": [{"role": "user", "content": "x"}]}}
+          "apply-template": {"messages": [{"role": "user", "content": "x"}]}, "embedding": {"input": "x"}, "rerank": {"query": "x", "documents": ["y"]}}
 
 AWKWARD = [True, False, 0, 1, -1, 2, 5, -7, 16, 17, 21, 1e-9, 0.5, 1.5, -0.0, 1e39, -1e39, 1e308, 10**30, -10**30, 2**31, "", "x", "none", "text",
            "\x00", "é🦙", [], [""], ["x"], ["x"] * 17, [[]], [1], [-1], [1, "x"], [[1], ["x"]], [True], {}, {"": 1}, {"x": 1}, {"1": -100},

@@ -14,11 +14,12 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pyengine.serve import llama_server, openai
+from pyengine.serve import llama_server, openai, vectors
 
 DOC = ROOT / "docs" / "api.md"
 TABLES = {"completions": openai.COMPLETION, "chat": openai.CHAT, "message": openai.MESSAGE, "completion": llama_server.COMPLETION,
-          "tokenize": llama_server.TOKENIZE, "detokenize": llama_server.DETOKENIZE, "apply-template": llama_server.APPLY_TEMPLATE}
+          "tokenize": llama_server.TOKENIZE, "detokenize": llama_server.DETOKENIZE, "apply-template": llama_server.APPLY_TEMPLATE,
+          "embeddings": vectors.EMBEDDING, "rerank": vectors.RERANK}
 MARK = re.compile(r"<!-- fields: ([\w-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 

@@ -18,8 +18,8 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from tiny_spec import CHATML, COHERE, GEMMA, SMALL_TYPES, WEIGHT_TYPES, WRONG, WRONG_EXPERTS, WRONG_KEYS, Spec, wrong_of  # noqa: E402, F401
-from tiny_vocab import bpe_vocabulary, vocabulary_keys  # noqa: E402, F401
+from tiny_spec import CHATML, COHERE, DECODERS, GEMMA, SMALL_TYPES, WEIGHT_TYPES, WRONG, WRONG_EXPERTS, WRONG_KEYS, Spec, wrong_of  # noqa: E402, F401
+from tiny_vocab import WORDS, bpe_vocabulary, vocabulary_keys, wordpiece_keys  # noqa: E402, F401
 from tiny_weights import make_wrong, weights  # noqa: E402
 
 
@@ -49,7 +49,7 @@ def pack(array, type_name):
 
 
 def type_of(spec, name):
-    if not name.endswith(".weight") or "_norm" in name or name.startswith("rope_") or "ffn_gate_inp" in name or "_sinks" in name:
+    if not name.endswith(".weight") or "_norm" in name or name.startswith(("rope_", "position_", "token_types")) or "ffn_gate_inp" in name or "_sinks" in name:
         return "F32"
     for end, type_name in spec.types:
         if name.endswith(end):
@@ -68,7 +68,7 @@ def metadata(spec):
         f"{a}.feed_forward_length": list(ff) if len(ff) > 1 else ff[0],
         f"{a}.attention.head_count": spec.n_head,
         f"{a}.attention.head_count_kv": list(kv) if len(kv) > 1 else kv[0],
-        f"{a}.attention.layer_norm{'' if a in COHERE else '_rms'}_epsilon": spec.eps,
+        f"{a}.attention.layer_norm{'' if a in (*COHERE, 'bert') else '_rms'}_epsilon": spec.eps,
         f"{a}.rope.freq_base": spec.rope_base,
     }
     if spec.head_dim:
@@ -99,6 +99,14 @@ def metadata(spec):
         optional = {"attention.temperature_scale": spec.temperature, "rope.scaling.yarn_log_multiplier": spec.yarn_log_multiplier}
     optional["rope.scaling.attn_factor"] = spec.rope_attn_factor
     keys.update({f"{a}.{name}": value for name, value in optional.items() if value})
+    if a == "bert":
+        keys["bert.attention.causal"] = False
+        del keys["bert.rope.freq_base"]
+        del keys["bert.attention.head_count_kv"]
+    if spec.pooling >= 0:
+        keys[f"{a}.pooling_type"] = spec.pooling
+    if spec.labels > 1:
+        keys[f"{a}.classifier.output_labels"] = [f"label{i}" for i in range(spec.labels)]
     if a == "llama":
         keys["llama.vocab_size"] = spec.n_vocab + spec.extra_rows
     if a in ("llama", "phi3", "granite", "mistral3", "smollm3", *COHERE):

@@ -24,14 +24,17 @@ WRONG = {
     **dict.fromkeys(("ernie4_5", "exaone", "internlm2", "pangu-embedded", "xverse"), ("rope", "norm", "scale")),
     "granite": ("rope", "norm", "embedding scale", "attention scale", "residual scale", "logit scale"),
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
+    "bert": ("norm", "scale", "bias", "positions", "types", "direction"),
 }
+DECODERS = tuple(arch for arch in WRONG if arch != "bert")
 WRONG_EXPERTS = ("expert order", "experts used")  # as well, where there are experts
 EXPERTS = {"qwen3moe": (8, 3), "gpt-oss": (8, 3)}  # experts, and how many a token takes; llama has them where the spec says so
 HALVES = ("gpt-oss", "exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
 LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
-BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo", "gpt-oss": "qkvoe"}  # o: output, f: feed-forward, e: experts and router
+BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo", "gpt-oss": "qkvoe",
+          "bert": "qkvof"}  # o: output, f: feed-forward, e: experts and router
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -81,6 +84,8 @@ class Spec:
     attention_scale: float = 0.2
     residual_scale: float = 0.7
     logit_scale: float = 4.0  # command-r and cohere2 have a quarter of it
+    pooling: int = -1  # pooling_type: 0 none, 1 mean, 2 cls, 3 last, 4 rank; -1: no key
+    labels: int = 0  # of a classifier (cls.output.weight), with bert behind a dense layer
     vocabulary: str = "spm"  # "spm" or "bpe"
     chat_template: str = ""
 
@@ -97,7 +102,7 @@ class Spec:
             object.__setattr__(self, name, value)
         if (self.biases and self.arch not in BIASES) or (self.rope_freqs and self.arch not in ("llama", "granite", "mistral3")):
             raise ValueError(f"{self.arch} has no biases, or no rope_freqs")
-        for name, arch, value in (("biases", ("qwen2", "gpt-oss"), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
+        for name, arch, value in (("biases", ("qwen2", "gpt-oss", "bert"), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
             if self.arch in arch:
                 object.__setattr__(self, name, value)
         experts, used = EXPERTS.get(self.arch, (0, 2 if self.n_expert else 0))
@@ -136,4 +141,5 @@ WRONG_KEYS = {
     "log multiplier": {"rope.scaling.yarn_log_multiplier": lambda v: 0.0},
     "experts used": {"expert_used_count": lambda v: v + 1},
     "temperature": {"attention.temperature_scale": lambda v: 0.0},
+    "direction": {"attention.causal": lambda v: True},
 }

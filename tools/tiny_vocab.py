@@ -3,7 +3,7 @@
 Not a tokenizer. Imported by tiny_gguf.py only.
 """
 
-_WORDS = ("the", "and", "ing", "hello", "world", "one", "two", "red", "blue", "cat", "dog", "stone", "river")
+WORDS = ("the", "and", "ing", "hello", "world", "one", "two", "red", "blue", "cat", "dog", "stone", "river")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
@@ -20,7 +20,7 @@ def spm_vocabulary(n):
     tokens += [(f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)]
     tokens += [("<|im_start|>", 0.0, CONTROL), ("<|im_end|>", 0.0, CONTROL), ("<tool>", 0.0, USER_DEFINED)]
     pieces = []
-    for word in _WORDS:
+    for word in WORDS:
         for end in range(2, len(word) + 2):
             piece = ("\u2581" + word)[:end]
             if piece not in pieces:
@@ -31,6 +31,22 @@ def spm_vocabulary(n):
     tokens += [(piece, -1.0 - rank, NORMAL) for rank, piece in enumerate(pieces)]
     tokens += [(letter, -500.0, NORMAL) for letter in letters]
     return _fill(tokens, n, "spm")
+
+
+def wordpiece_keys(n):
+    """WordPiece: letters at the begin of a word and behind it, and a few words; marks as BERT numbers them."""
+    letters = [chr(c) for c in (*range(ord("a"), ord("z") + 1), *range(ord("0"), ord("9") + 1))]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokens += ["\u2581" + c for c in (*letters, *".,;:!?'\"()-")] + letters
+    tokens += ["\u2581" + word for word in WORDS if len(word) > 1]
+    if len(tokens) > n:
+        raise ValueError(f"n_vocab: {n}, but the smallest WordPiece vocabulary has {len(tokens)} tokens")
+    tokens += [f"[unused{i}]" for i in range(n - len(tokens))]
+    kinds = [UNKNOWN if t == "[UNK]" else CONTROL if t[0] == "[" and t[1:7] != "unused" else UNUSED if t[0] == "[" else NORMAL for t in tokens]
+    t = "tokenizer.ggml."
+    return {t + "model": "bert", t + "pre": "bert-bge", t + "tokens": tokens, t + "token_type": kinds, t + "token_type_count": 2,
+            t + "unknown_token_id": 1, t + "bos_token_id": 2, t + "eos_token_id": 3, t + "seperator_token_id": 3, t + "padding_token_id": 0,
+            t + "mask_token_id": 4, t + "cls_token_id": 2}
 
 
 def _byte_alphabet():
@@ -47,7 +63,7 @@ def bpe_vocabulary(n):
     tokens += [(alphabet[byte], 0.0, NORMAL) for byte in range(256)]
     tokens += [("<tool>", 0.0, USER_DEFINED)]
     merges, known = [], {text for text, _, _ in tokens}
-    for word in _WORDS:
+    for word in WORDS:
         for text in (alphabet[0x20] + word, word):
             for end in range(2, len(text) + 1):
                 if text[:end] not in known and len(tokens) < n:
@@ -59,6 +75,8 @@ def bpe_vocabulary(n):
 
 def vocabulary_keys(spec):
     """The keys of a tokenizer."""
+    if spec.arch == "bert" and spec.vocabulary == "spm":
+        return wordpiece_keys(spec.n_vocab)
     keys = {}
     if spec.vocabulary == "spm":
         tokens = spm_vocabulary(spec.n_vocab)

@@ -36,6 +36,8 @@ def weights(spec):
             if f"{blk}ffn_{name}_exps.bias" in out:
                 out[f"{blk}ffn_{name}_exps.bias"] = out[f"{blk}ffn_{name}_exps.bias"].reshape(spec.n_expert, rows)
 
+    if spec.arch == "bert":
+        return encoder_weights(spec, out, matrix, norm, bias)
     rows, d, gemma, a = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch in GEMMA, spec.arch
     matrix("token_embd.weight", rows, spec.n_embd, 3.0)
     norm("output_norm.weight", spec.n_embd)
@@ -83,9 +85,43 @@ def weights(spec):
         bias(blk + "ffn_down.bias", spec.n_embd, 0.2, "f")
         if gemma:
             norm(blk + "post_ffw_norm.weight", spec.n_embd)
+        if i == spec.n_layer - 1 and spec.labels:
+            matrix("cls.output.weight", spec.labels, spec.n_embd, 3.0)
         if a == "gemma2":  # else its scaled embeddings, which are its head as well, drown the blocks
             out[blk + "post_attention_norm.weight"] *= np.float32(4)
             out[blk + "post_ffw_norm.weight"] *= np.float32(4)
+    return out
+
+
+def encoder_weights(spec, out, matrix, norm, bias):
+    """bert: the norms behind the blocks, with biases; positions and types as loud as the tokens, so that they show."""
+
+    def layer_norm(name):
+        norm(name + ".weight", spec.n_embd)
+        bias(name + ".bias", spec.n_embd)
+
+    matrix("token_embd.weight", spec.n_vocab + spec.extra_rows, spec.n_embd, 3.0)
+    matrix("position_embd.weight", spec.n_ctx_train, spec.n_embd, 3.0)
+    matrix("token_types.weight", 2, spec.n_embd, 3.0)
+    layer_norm("token_embd_norm")
+    for i in range(spec.n_layer):
+        blk, ff = f"blk.{i}.", spec.ff(i)
+        for part, gain in (("q", 2.0), ("k", 1.0), ("v", 1.0)):
+            matrix(f"{blk}attn_{part}.weight", spec.n_embd, spec.n_embd, gain)
+            bias(f"{blk}attn_{part}.bias", spec.n_embd)
+        matrix(blk + "attn_output.weight", spec.n_embd, spec.n_embd, 1.5)
+        bias(blk + "attn_output.bias", spec.n_embd, 0.2)
+        layer_norm(blk + "attn_output_norm")
+        matrix(blk + "ffn_up.weight", ff, spec.n_embd)
+        bias(blk + "ffn_up.bias", ff)
+        matrix(blk + "ffn_down.weight", spec.n_embd, ff, 1.5)
+        bias(blk + "ffn_down.bias", spec.n_embd, 0.2)
+        layer_norm(blk + "layer_output_norm")
+    if spec.labels:
+        matrix("cls.weight", spec.n_embd, spec.n_embd)
+        bias("cls.bias", spec.n_embd)
+        matrix("cls.output.weight", spec.labels, spec.n_embd, 3.0)
+        bias("cls.output.bias", spec.labels)
     return out
 
 
@@ -106,6 +142,9 @@ def make_wrong(spec, arrays, what):
                 turned = len(heads) - (spec.kv_heads(int(name.split(".")[1])) if ".attn_qkv" in name else 0)  # v stays
                 heads[:turned] = heads[:turned, order]
                 arrays[name] = np.ascontiguousarray(heads).reshape(array.shape)
+    elif what in ("positions", "types"):
+        name = {"positions": "position_embd.weight", "types": "token_types.weight"}[what]
+        arrays[name] = np.ascontiguousarray(np.roll(arrays[name], 1, axis=0))
     elif what == "head norm":
         arrays["blk.0.attn_k_norm.weight"] = np.ones_like(arrays["blk.0.attn_k_norm.weight"])
     elif what == "factors":
@@ -124,7 +163,8 @@ def make_wrong(spec, arrays, what):
             raise ValueError("wrong: 'bias' needs biases=True")
         del arrays["blk.0.attn_q.bias"]
     elif what == "norm":
-        name = f"blk.1.{'post_attention_norm' if spec.arch in (*GEMMA, 'gpt-oss') else 'attn_norm' if spec.arch in COHERE else 'ffn_norm'}.weight"
+        others = {"bert": "attn_output_norm", **dict.fromkeys((*GEMMA, "gpt-oss"), "post_attention_norm"), **dict.fromkeys(COHERE, "attn_norm")}
+        name = f"blk.1.{others.get(spec.arch, 'ffn_norm')}.weight"
         arrays[name] = np.ones_like(arrays[name])
     else:
         # llama: attention scaled by 1/sqrt(d) * 1.25; gemma3: an embedding scale off by a quarter

@@ -10,6 +10,7 @@ import importlib
 from ..errors import UnsupportedError
 
 ARCHITECTURES = {
+    "bert": "bert",
     "cohere2": "cohere2",
     "command-r": "command_r",
     "ernie4_5": "llama",

@@ -1,4 +1,4 @@
-"""Hyper-parameters: what every decoder reads from a file's keys, checked, and the words for what
+"""Hyper-parameters: what every family reads from a file's keys, checked, and the words for what
 families add. For the files of arch/ only. Imports errors and rope.py.
 
 Whatever a family does not have keeps its neutral value (no window, a factor of 1), so that the blocks
@@ -47,13 +47,15 @@ class Hyper:
     n_expert_used: int = 0
     n_ff_expert: int = 0
     expert_scale: float = 1.0           # of the weights of a token's experts
+    both: bool = False                  # attention sees what comes after a token, too
 
     def with_(self, **values):
         return dataclasses.replace(self, **values)
 
 
-def read(gguf, arch, norm="rms", experts=False) -> Hyper:
-    """Reads and checks the keys all decoders share. GGUFError names key, value and range. experts: the family may have them."""
+def read(gguf, arch, norm="rms", experts=False, causal=True) -> Hyper:
+    """Reads and checks the keys all families share. experts: the family may have them; causal: what a file means that does not
+    say. GGUFError names key, value and range."""
     at = f"{arch}."
     n_layer = gguf.get_int(at + "block_count", lo=1, hi=1024)
     n_embd = gguf.get_int(at + "embedding_length", lo=1, hi=1 << 20)
@@ -85,7 +87,8 @@ def read(gguf, arch, norm="rms", experts=False) -> Hyper:
         raise GGUFError(f"{gguf.path}: tensor 'token_embd.weight' has {n_vocab} rows, the vocabulary has {n_tokens} entries; "
                         "expected at least one row per entry", key="token_embd.weight", offset=embd.offset)
     return Hyper(arch, n_ctx_train, n_embd, n_layer, n_head, n_kv, n_ff, dk, dv, n_rot, eps, n_vocab, n_tokens,
-                 positive(gguf, at + "rope.freq_base", 10000.0), rope.read(gguf, at, n_ctx_train), (0,) * n_layer, norm)
+                 positive(gguf, at + "rope.freq_base", 10000.0), rope.read(gguf, at, n_ctx_train), (0,) * n_layer, norm,
+                 both=not gguf.get_bool(at + "attention.causal", default=causal))
 
 
 def per_layer(gguf, key, n_layer, *, lo, hi, default=None):

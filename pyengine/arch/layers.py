@@ -1,4 +1,4 @@
-"""The blocks that decoders are built of: embedding, norms, attention, feed-forward, head. For the files
+"""The blocks that models are built of: embedding, norms, attention, feed-forward, heads. For the files
 of arch/ only; hyper.py reads the keys, rope.py makes the tables. Imports nothing.
 """
 
@@ -55,7 +55,7 @@ def attention(g, x, layer, hp, table, kind, *, norms=False, sinks=False):
     if table is not None:
         q, k = g.rope(q, table, n_head, kind), g.rope(k, table, n_kv, kind)
     a = g.attention(q, k, v, n_head=n_head, n_kv=n_kv, scale=hp.attention_scale or 1 / math.sqrt(hp.dk), window=hp.window[layer],
-                    softcap=hp.attention_softcap, sinks=g.vector(at + "sinks.weight", n_head) if sinks else None, layer=layer)
+                    softcap=hp.attention_softcap, sinks=g.vector(at + "sinks.weight", n_head) if sinks else None, layer=layer, both=hp.both)
     return g.linear(a, g.weight(at + "output.weight", n_head * hp.dv, hp.n_embd), g.optional_vector(at + "output.bias", hp.n_embd))
 
 
@@ -88,10 +88,29 @@ def experts(g, x, layer, hp, kind="softmax", act="silu", *, normalize=True):
     return g.mix(product(h, "down", hp.n_ff_expert, hp.n_embd), route)
 
 
+def mlp(g, x, layer, hp, act):
+    """down(act(up(x))), the feed-forward without a gate."""
+    at, n_ff = f"blk.{layer}.ffn_", hp.n_ff[layer]
+    up = g.linear(x, g.weight(at + "up.weight", hp.n_embd, n_ff), g.optional_vector(at + "up.bias", n_ff))
+    return g.linear(g.act(up, act), g.weight(at + "down.weight", n_ff, hp.n_embd), g.optional_vector(at + "down.bias", hp.n_embd))
+
+
+def classifier(g, x, hp):
+    """The head of a reranker: a dense layer with tanh, where the file has one, and a row for each label."""
+    if g.has("cls.weight"):
+        x = g.linear(x, g.weight("cls.weight", hp.n_embd, hp.n_embd), g.optional_vector("cls.bias", hp.n_embd))
+        x = g.softcap(x, 1.0)
+    g.labels = g.rows("cls.output.weight")
+    g.logits(g.linear(x, g.weight("cls.output.weight", hp.n_embd, g.labels), g.optional_vector("cls.output.bias", g.labels)))
+
+
 def head(g, x, hp, ignorable=()):
-    """The last norm and the logits, by output.weight, or by the embedding where the file ties them. The graph is
-    complete: tensors that it does not use are an error, unless their names end in one of `ignorable`."""
-    x = norm(g, g.wanted(x), "output_norm", hp)
+    """The last norm and the logits, by output.weight, or by the embedding where the file ties them; of a reranker its
+    classifier's. The graph is complete: tensors that it does not use are an error, unless their names end in one of `ignorable`."""
+    x = g.embeddings(norm(g, g.wanted(x), "output_norm", hp))
+    if g.has("cls.output.weight"):
+        classifier(g, x, hp)
+        return g.check_all_used((*ignorable, "output.weight", "output.bias"))
     name = "output.weight" if g.has("output.weight") else "token_embd.weight"
     x = g.linear(x, g.weight(name, hp.n_embd, hp.n_vocab), g.optional_vector("output.bias", hp.n_vocab))
     if hp.logit_scale != 1:

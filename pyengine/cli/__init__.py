@@ -13,6 +13,7 @@ COMMANDS = {
     "pull": "fetch a model",
     "inspect": "show what a GGUF file holds, and say whether and how well it will run here",
     "quantize": "write a model in another weight type",
+    "embed": "texts to vectors, and documents by how well they answer a query",
     "tokenize": "text to token ids and back",
     "explain": "print the compiled program of a model",
     "fit": "say what memory a model needs, and what to change if it is not there",

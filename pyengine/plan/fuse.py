@@ -193,7 +193,7 @@ def quantize(instrs):
         for form in ("q32", "q256"):
             if form in i.args:
                 m.args[form] = i.args[form]
-        if m.op != "ATTN_OUT" and all(u is i for u in index.readers(x)):
+        if m.op != "ATTN_OUT" and not x.kept and all(u is i for u in index.readers(x)):
             del m.args["y"]
         gone.add(id(i))
     return [i for i in instrs if id(i) not in gone]

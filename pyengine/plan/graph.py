@@ -10,7 +10,7 @@ Imported by arch/ and plan/. Imports errors and quants only.
 
 import struct
 
-from ..errors import GGUFError, UnsupportedError
+from ..errors import GGUFError, RequestError, UnsupportedError
 from ..quants import TYPES
 
 # What a vector (norm weight, bias) may be stored as; all but F32 are made float32 when the model is opened.
@@ -62,7 +62,8 @@ class Weight:
 
 
 class Node:
-    """One operation. `rows` is "tokens" (a row per token of the step), "wanted" or "pairs" (a row for each expert of a token)."""
+    """One operation. `rows` is "tokens" (a row per token of the step), "wanted", "logits" (those of the wanted whose logits are) or
+    "pairs" (a row for each expert of a token)."""
 
     __slots__ = ("id", "op", "inputs", "weights", "attrs", "width", "rows", "label")
 
@@ -77,7 +78,9 @@ class Graph:
         self.n_ctx = n_ctx                      # positions a sequence may have; 0: unknown
         self.choices = {}                       # what n_ctx decided: as much a setting of the answer as the KV type
         self.nodes = []
-        self.output = None
+        self.hidden = self.output = None        # rows of the wanted tokens before the head; what the head makes of them
+        self.both = False                       # attention sees what comes after a token, too
+        self.labels = 0                         # rows of a classifier, which is the head in place of the vocabulary's
         self.slots = 0                          # experts that a token takes; 0: there are none
         self.used = set()
 
@@ -115,6 +118,11 @@ class Graph:
     def has(self, name):
         return name in self.gguf.tensors
 
+    def rows(self, name):
+        """How many rows a matrix of the file has, where no key says it; 1 if it is missing."""
+        tensor = self.gguf.tensors.get(name)
+        return 1 if tensor is None else tensor.n_rows
+
     def optional_vector(self, name, n):
         return self.vector(name, n) if self.has(name) else None
 
@@ -136,7 +144,18 @@ class Graph:
 
     def embed(self, weight, scale=1.0):
         """Rows of `weight` chosen by the step's token ids, times scale."""
-        return self._node("embed", (), (weight,), width=weight.width, label=weight.name, scale=scale)
+        return self._node("embed", (), (weight,), width=weight.width, label=weight.name, scale=scale, by="token")
+
+    def embed_position(self, weight):
+        """Rows of `weight` chosen by position: learned ones. RequestError if n_ctx is more than it has."""
+        if self.n_ctx > weight.rows:
+            raise RequestError(f"n_ctx is {self.n_ctx}, and {self.gguf.path} has learned positions for {weight.rows} (tensor '{weight.name}')",
+                               param="n_ctx")
+        return self._node("embed", (), (weight,), width=weight.width, label=weight.name, scale=1.0, by="position")
+
+    def embed_first(self, weight):
+        """The first row of `weight` for every token."""
+        return self._node("embed", (), (weight,), width=weight.width, label=weight.name, scale=1.0, by="nothing")
 
     def rope_table(self, frequencies, mscale=1.0):
         """Cosines and sines of position * frequency, times mscale: [cos..., sin...] per row."""
@@ -168,12 +187,17 @@ class Graph:
         """Rotates the first table.width elements of each head: kind "adjacent" pairs (2j, 2j+1), "halves" (j, j+n/2)."""
         return self._node("rope", (x, table), width=x.width, label=x.label, n_head=n_head, kind=kind)
 
-    def attention(self, q, k, v, *, n_head, n_kv, scale, window=0, softcap=0.0, sinks=None, layer):
+    def attention(self, q, k, v, *, n_head, n_kv, scale, window=0, softcap=0.0, sinks=None, layer, both=False):
         """Causal attention over what the cache holds and this step adds; window 0 sees everything. sinks: a number for each
-        head, a score that the softmax counts and that has nothing behind it."""
+        head, a score that the softmax counts and that has nothing behind it. both: every token sees the whole sequence, which
+        is never split over steps then; all layers do, or none."""
         dv = v.width // n_kv
+        if both and window:
+            raise UnsupportedError(f"{self.gguf.path}: attention that is not causal, in a window, is not supported yet (layer {layer})")
+        assert all(n.attrs["both"] == both for n in self.nodes if n.op == "attention")
+        self.both = both
         return self._node("attention", (q, k, v), (sinks,), width=n_head * dv, label=f"blk.{layer}.attn", n_head=n_head, n_kv=n_kv,
-                          dk=k.width // n_kv, dv=dv, scale=scale, window=window, softcap=softcap, layer=layer)
+                          dk=k.width // n_kv, dv=dv, scale=scale, window=window, softcap=softcap, layer=layer, both=both)
 
     def add(self, a, b):
         return self._node("add", (a, b), width=a.width, label=a.label)
@@ -223,8 +247,14 @@ class Graph:
         return self._node("softcap", (x,), width=x.width, label=x.label, value=value)
 
     def wanted(self, x):
-        """Only the rows whose logits the step asks for."""
+        """Only the rows that the step asks for."""
         return self._node("wanted", (x,), width=x.width, rows="wanted", label=x.label)
+
+    def embeddings(self, x):
+        """What embeddings are made of: these rows of the wanted tokens are an output. The head, if there is one, goes on from what
+        is returned, for those of them whose logits are wanted."""
+        self.hidden = x
+        return self._node("head_rows", (x,), width=x.width, rows="logits", label=x.label)
 
     def logits(self, x):
         self.output = x

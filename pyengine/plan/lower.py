@@ -11,7 +11,7 @@ from collections import Counter
 from decimal import Context, Decimal
 
 from ..errors import RequestError, UnsupportedError
-from .ops import ACTIVATIONS, CHUNK, EW, KV_TYPES, NORMS, PAGE, ROPES, ROUTES, SPLIT_ROWS, Const, Instr, Pages, Value, up
+from .ops import ACTIVATIONS, BY, CHUNK, EW, KV_TYPES, NORMS, PAGE, ROPES, ROUTES, SPLIT_ROWS, Const, Instr, Pages, Value, up
 
 FORMS = ("f32", "q32", "q256")          # PE_ACT_*
 PART_FLOATS = 1 << 22                   # chunk results kept at most, 16 MB: beyond it attention is not split
@@ -113,8 +113,9 @@ class Lowering:
         self.kernels = {}               # (type id, k, rows) -> Kernels
         self.consts = {}
         self.uses = Counter(x.id for node in graph.nodes for x in node.inputs)
-        if graph.output is not None:
-            self.uses[graph.output.id] += 1
+        for node in (graph.output, graph.hidden):
+            if node is not None:
+                self.uses[node.id] += 1
         self.needed = {}                # node id -> activation forms its products want
         for node in graph.nodes:
             if node.op in ("linear", "expert_linear"):
@@ -204,7 +205,7 @@ class Lowering:
         t = w.tensor
         self.kernels_for(w)             # a type without kernels is refused by name here
         self.emit("EMBED", node, {"weight": w, "y": self.new(node)},
-                  {"k": w.width, "type": t.type, "row_bytes": t.row_bytes, "n_rows": w.rows}, {"scale": node.attrs["scale"]})
+                  {"k": w.width, "type": t.type, "row_bytes": t.row_bytes, "n_rows": w.rows, "by": BY[node.attrs["by"]]}, {"scale": node.attrs["scale"]})
 
     def rope_table(self, node):
         freq = node.attrs["frequencies"]
@@ -258,11 +259,13 @@ class Lowering:
         q, k, v = (self.of(x) for x in node.inputs)
         heads = {"n_head": a["n_head"], "n_kv": a["n_kv"], "dk": a["dk"], "dv": a["dv"]}
         chunks = -(-self.n_ctx // CHUNK)
-        cap = min(PART_FLOATS, SPLIT_ROWS * a["n_head"] * chunks * up(a["dv"] + 2, 16)) if chunks > 1 else 0
+        # A sequence that is whole in its step has few rows only where it has few keys: nothing to split.
+        cap = min(PART_FLOATS, SPLIT_ROWS * a["n_head"] * chunks * up(a["dv"] + 2, 16)) if chunks > 1 and not a["both"] else 0
         part = Value(f"part{node.id}", "part", cap, "once") if cap else None
         y = self.new(node)
         self.emit("KV", node, {"k": k, "v": v, "pages": pages}, {**heads, "n_rot": 0, "kind": 0, "group": group}, {"eps": 0.0}, label="store")
-        self.emit("ATTN", node, {"q": q, "y": y, "part": part, "pages": pages, "sinks": sinks}, {**heads, "window": a["window"], "group": group, "cap": cap},
+        self.emit("ATTN", node, {"q": q, "y": y, "part": part, "pages": pages, "sinks": sinks},
+                  {**heads, "window": a["window"], "group": group, "cap": cap, "both": int(a["both"])},
                   {"scale": a["scale"], "softcap": a["softcap"]})
         self.emit("ATTN_OUT", node, {"part": part, "y": y, "sinks": sinks}, {**heads, "window": a["window"], "cap": cap}, label="merge")
 
@@ -320,3 +323,9 @@ class Lowering:
     def wanted(self, node):
         x = self.of(node.inputs[0])
         self.emit("NORM", node, {"x": x, "y": self.new(node)}, {"k": x.k, "kind": NORMS["none"], "gather": 1}, {"eps": 0.0}, label="wanted rows")
+
+    def head_rows(self, node):
+        """No instruction: the first rows are where they are."""
+        x = node.inputs[0]
+        self.values[node.id] = self.of(x)
+        self.of(x).kept = True

@@ -13,7 +13,8 @@ EW = {"add": 0, "mul": 1, "scale": 2, "act": 3, "softcap": 4, "position_scale": 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_erf": 2, "gelu_quick": 3, "relu": 4, "swiglu_oai": 5}      # the last one for gate and up together
 NORMS = {"none": 0, "rms": 1, "layer": 2}
 ROPES = {"none": 0, "adjacent": 1, "halves": 2}
-COUNTS = {"tokens": 0, "wanted": 1, "pairs": 2}
+COUNTS = {"tokens": 0, "wanted": 1, "pairs": 2, "logits": 3}       # logits: the first of the wanted rows, those that go through the head
+BY = {"token": 0, "position": 1, "nothing": 2}         # which row of its weight an EMBED takes
 ROUTES = {"softmax": 0, "sigmoid": 1, "selected": 2}
 
 PAGE = 64            # positions per page, PE_PAGE
@@ -31,7 +32,7 @@ class Op:
 
 
 OPS = {
-    "EMBED": Op(0, {"weight": "r", "y": "w"}, ("k", "type", "row_bytes", "n_rows"), ("scale",)),
+    "EMBED": Op(0, {"weight": "r", "y": "w"}, ("k", "type", "row_bytes", "n_rows", "by"), ("scale",)),
     "ROPE_TABLE": Op(1, {"freq": "r", "y": "w"}, ("n",), ("mscale",)),
     "NORM": Op(2, {"x": "r", "post": "r", "residual": "u", "w": "r", "b": "r", "y": "w", "q32": "w", "q256": "w"},
                ("k", "kind", "gather"), ("eps", "gain")),
@@ -39,7 +40,7 @@ OPS = {
     "KV": Op(4, {"q": "u", "k": "u", "v": "r", "table": "r", "q_norm": "r", "k_norm": "r", "pages": "u"},
              ("n_head", "n_kv", "dk", "dv", "n_rot", "kind", "group"), ("eps",)),
     "ATTN": Op(5, {"q": "r", "y": "w", "part": "w", "pages": "r", "sinks": "r"},
-               ("n_head", "n_kv", "dk", "dv", "window", "group", "cap"), ("scale", "softcap")),
+               ("n_head", "n_kv", "dk", "dv", "window", "group", "cap", "both"), ("scale", "softcap")),
     "ATTN_OUT": Op(6, {"part": "r", "y": "u", "q32": "w", "q256": "w", "sinks": "r"},
                    ("n_head", "n_kv", "dk", "dv", "window", "cap")),
     "GLU": Op(7, {"gate": "r", "up": "r", "y": "w", "q32": "w", "q256": "w"}, ("k", "kind")),
@@ -54,13 +55,13 @@ OPS = {
 
 
 class Value:
-    """Rows the program makes: kind f32, q32, q256 (activation rows) or part (chunk results) or
-    list (who the step's experts are); k elements a row."""
+    """Rows the program makes: kind f32, q32, q256 (activation rows) or part (chunk results) or list (who the step's experts
+    are); k elements a row. kept: rows that are read from outside, whoever else reads them."""
 
-    __slots__ = ("name", "kind", "k", "rows", "offset")
+    __slots__ = ("name", "kind", "k", "rows", "offset", "kept")
 
     def __init__(self, name, kind, k, rows):
-        self.name, self.kind, self.k, self.rows, self.offset = name, kind, k, rows, None
+        self.name, self.kind, self.k, self.rows, self.offset, self.kept = name, kind, k, rows, None, False
 
     @property
     def row_bytes(self):

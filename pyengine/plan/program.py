@@ -20,9 +20,10 @@ from .graph import Graph, Weight
 from .lower import FORMS, Lowering
 from .ops import COUNTS, KV_TYPES, OPS, PAGE, Const, Pages, up
 
-ARENA, CONSTS, LOGITS, FILES = 0, 1, 2, 3       # regions; then one per file, then one per cache group
+ARENA, CONSTS, LOGITS, HIDDEN, FILES = range(5)       # regions; then one per file, then one per cache group
 # mmap's default, shared with children, is a kind of file to the system: no huge pages, and no part of `ulimit -d`.
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+WHOLE_SEQS = 32              # of a step of texts that are never split: 512 rows are so many sentences
 STEP_FIELDS = ("counts", "tokens", "start", "count", "tables", "wanted", "copies")
 
 
@@ -40,18 +41,20 @@ class Seq:
 class Step:
     tokens: Sequence            # ids, the sequences' rows one after another
     seqs: Sequence              # of Seq
-    wanted: Sequence            # rows whose logits are wanted, ascending
+    wanted: Sequence            # rows that are wanted, ascending
     copies: Sequence = ()       # (group, source page, target page), made first
+    n_hidden: int = 0           # the last so many of the wanted end before the head: no logits, only hidden rows
     n_threads: int = 0          # of the program's threads; 0: all
 
 
 class Logits:
-    """The wanted rows of the last step, valid until the next run."""
+    """The wanted rows of the last step, valid until the next run. n of them have logits; hidden() has all."""
 
-    __slots__ = ("_base", "_stride", "n_vocab", "n")
+    __slots__ = ("_base", "_stride", "n_vocab", "n", "_hidden", "_hidden_stride", "_n_embd", "_n_wanted")
 
-    def __init__(self, base, stride, n_vocab, n):
+    def __init__(self, base, stride, n_vocab, n, hidden, hidden_stride, n_embd, n_wanted):
         self._base, self._stride, self.n_vocab, self.n = base, stride, n_vocab, n
+        self._hidden, self._hidden_stride, self._n_embd, self._n_wanted = hidden, hidden_stride, n_embd, n_wanted
 
     def address(self, i: int) -> int:
         """Where row i begins: n_vocab float32."""
@@ -63,6 +66,14 @@ class Logits:
         import numpy
 
         return numpy.frombuffer(ffi.buffer(ffi.cast("char *", self.address(i)), 4 * self.n_vocab), numpy.float32).copy()
+
+    def hidden(self, i: int):
+        """A copy of row i before the head, what embeddings are made of: n_embd float32."""
+        import numpy
+
+        assert 0 <= i < self._n_wanted
+        at = ffi.cast("char *", self._hidden + i * self._hidden_stride)
+        return numpy.frombuffer(ffi.buffer(at, 4 * self._n_embd), numpy.float32).copy()
 
 
 def compile(gguf, *, n_ctx, max_seqs=4, max_tokens=512, max_wanted=32, kv_type="f16", isa=None, fuse=True,
@@ -83,18 +94,24 @@ def compile(gguf, *, n_ctx, max_seqs=4, max_tokens=512, max_wanted=32, kv_type="
 class Program:
     def __init__(self, gguf, hp, graph, n_ctx, max_seqs, max_tokens, max_wanted, kv_type, isa, fuse, tuned=None, behind=0):
         self.gguf, self.arch, self.hp, self.graph, self.isa = gguf, gguf.arch, hp, graph, isa
-        self.n_vocab, self.n_ctx = hp.n_vocab, n_ctx
+        self.both = graph.both                  # sequences are never split over steps
+        if self.both:                           # so a step has room for a whole one, and for many short ones
+            max_tokens = max_wanted = max(max_tokens, n_ctx)
+            max_seqs = max(max_seqs, WHOLE_SEQS)
+        self.n_ids, self.n_ctx = hp.n_vocab, n_ctx
+        self.n_vocab = hp.n_vocab if graph.output is None else graph.output.width      # of a row of logits
         self.max_seqs, self.max_tokens, self.max_wanted = max_seqs, max_tokens, max_wanted
         self.kv_type = kv_type
         lowering = Lowering(graph, rows(), isa, n_ctx, kv_type, tuned, behind, max_tokens)
         self.instrs, groups = lowering.run()
-        self.output = lowering.of(graph.output)
+        self.output = None if graph.output is None else lowering.of(graph.output)      # None: there is no head
+        self.hidden = lowering.of(graph.hidden)
         if fuse:
             self.instrs = fusion.fuse(self.instrs)
         self.groups = tuple(groups)
         self._consts = self._lay_constants()
         self.arena_bytes = self._lay_arena()
-        self.logits_bytes = max_wanted * self.output.row_bytes
+        self.logits_bytes = max_wanted * ((self.output.row_bytes if self.output else 0) + self.hidden.row_bytes)
         self.n_pages, self._first_group = (1,) * len(groups), FILES + len(gguf.files)
         self._prog = self._pool = None
         self._profile = self._thread_bytes = None
@@ -116,7 +133,8 @@ class Program:
 
     def size_of(self, value):
         """Bytes of all rows of a value."""
-        n = {"tokens": self.max_tokens, "wanted": self.max_wanted, "once": 1, "pairs": self.max_tokens * self.graph.slots}[value.rows]
+        n = {"tokens": self.max_tokens, "wanted": self.max_wanted, "logits": self.max_wanted, "once": 1,
+             "pairs": self.max_tokens * self.graph.slots}[value.rows]
         return up(value.row_bytes, 64) * n
 
     def _lay_arena(self):
@@ -124,7 +142,7 @@ class Program:
         first, last, values, phase = {}, {}, {}, 0
         for i in self.instrs:
             for v in i.touched("rwu"):
-                if not isinstance(v, (Const, Pages, Weight)) and v is not self.output:
+                if not isinstance(v, (Const, Pages, Weight)) and v is not self.output and v is not self.hidden:
                     values[id(v)] = v
                     first.setdefault(id(v), phase)
                     last[id(v)] = phase
@@ -151,13 +169,14 @@ class Program:
         self.n_pages = tuple(pages)
         consts = self._allocate(len(self._consts))
         consts[: len(self._consts)] = self._consts
-        memory = [self._allocate(self.arena_bytes), consts, self._allocate(self.logits_bytes)]
+        hidden = self.max_wanted * self.hidden.row_bytes
+        memory = [self._allocate(self.arena_bytes), consts, self._allocate(self.logits_bytes - hidden), self._allocate(hidden)]
         regions = [(_address(m), len(m), True) for m in memory]
         regions += [(f.address, f.size, False) for f in self.gguf.files]
         memory += [self._allocate(n * g.page_bytes) for n, g in zip(pages, self.groups)]
         regions += [(_address(m), len(m), True) for m in memory[FILES:]]
         self._memory = memory
-        self._logits = regions[LOGITS][0]
+        self._logits, self._hidden = regions[LOGITS][0], regions[HIDDEN][0]
         table = ffi.new("pe_region[]", len(regions))
         for r, (base, size, writable) in zip(table, regions):
             r.base, r.size, r.writable = ffi.cast("uint8_t *", base), size, writable
@@ -196,7 +215,7 @@ class Program:
         l = ffi.new("pe_limits *")
         l.max_tokens, l.max_seqs, l.max_wanted = self.max_tokens, self.max_seqs, self.max_wanted
         l.kv_type = KV_TYPES[self.kv_type][0]
-        l.n_ctx, l.n_ids, l.n_groups, l.max_pages = self.n_ctx, self.n_vocab, len(self.groups), -(-self.n_ctx // PAGE)
+        l.n_ctx, l.n_ids, l.n_groups, l.max_pages = self.n_ctx, self.n_ids, len(self.groups), -(-self.n_ctx // PAGE)
         for i, (n, g) in enumerate(zip(pages, self.groups)):
             l.n_pages[i], l.page_region[i] = n, self._first_group + i
             l.page_bytes[i], l.n_layers[i] = g.layer_page_bytes, len(g.layers)
@@ -222,7 +241,7 @@ class Program:
             return CONSTS, v.offset
         if isinstance(v, Pages):
             return self._first_group + v.group, v.index * self.n_pages[v.group] * self.groups[v.group].layer_page_bytes
-        return (LOGITS, 0) if v is self.output else (ARENA, v.offset)
+        return (LOGITS, 0) if v is self.output else (HIDDEN, 0) if v is self.hidden else (ARENA, v.offset)
 
     def _encode(self, c, i):
         op = OPS[i.op]
@@ -272,7 +291,7 @@ class Program:
         assert all(len(c) == 3 for c in step.copies), step.copies
         copies = ffi.new("int32_t[]", [x for c in step.copies for x in c] or [0])
         s.n_tokens, s.n_seqs, s.n_wanted, s.n_copies, s.copies = n, n_seqs, n_wanted, len(step.copies), copies
-        s.n_threads = step.n_threads
+        s.n_threads, s.n_hidden = step.n_threads, step.n_hidden
         for i, seq in enumerate(step.seqs):
             self._start[i], self._count[i] = seq.start, seq.count
             for g, table in enumerate(seq.tables):
@@ -287,7 +306,8 @@ class Program:
         if rc:
             raise RequestError(f"step refused: {STEP_FIELDS[self._bad[0]]}, index {self._bad[1]}", param=STEP_FIELDS[self._bad[0]])
         self.steps += 1
-        return Logits(self._logits, self.output.row_bytes, self.n_vocab, n_wanted)
+        return Logits(self._logits, self.output.row_bytes if self.output else 0, self.n_vocab, n_wanted - step.n_hidden if self.output else 0,
+                      self._hidden, self.hidden.row_bytes, self.hidden.k, n_wanted)
 
     @contextlib.contextmanager
     def page(self, group: int, page: int):
@@ -395,7 +415,7 @@ class Program:
             return f"{v.name} const@{v.offset}"
         if isinstance(v, Pages):
             return f"pages[{v.group}.{v.index}]"
-        return f"{v.name} {v.kind}[{v.rows},{v.k}]" + (" logits" if v is self.output else f"@{v.offset}")
+        return f"{v.name} {v.kind}[{v.rows},{v.k}]" + (" logits" if v is self.output else " embeddings" if v is self.hidden else f"@{v.offset}")
 
 
 def _weight_bytes(instr):

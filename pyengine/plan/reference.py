@@ -14,10 +14,15 @@ from .lower import FORMS
 def logits(graph, tokens, act_of, kv_type="f16"):
     """float64 [len(tokens), n_vocab]: what the model says after each token, from position 0.
     act_of(type id) is the activation form (PE_ACT_*) of a weight type."""
+    return outputs(graph, tokens, act_of, kv_type)[1]
+
+
+def outputs(graph, tokens, act_of, kv_type="f16"):
+    """(what embeddings are made of, float64 [len(tokens), n_embd]; the logits, or None where there is no head)."""
     run = Reference(graph, tokens, act_of, kv_type)
     for node in graph.nodes:
         run.values[node.id] = getattr(run, node.op)(node)
-    return run.values[graph.output.id]
+    return run.values[graph.hidden.id], graph.output and run.values[graph.output.id]
 
 
 class Reference:
@@ -43,8 +48,9 @@ class Reference:
     # ---- words ----------------------------------------------------------------------
 
     def embed(self, node):
-        np = self.np
-        rows = self.weight(node.weights[0])[self.tokens].astype(np.float32)
+        np, n = self.np, len(self.tokens)
+        which = {"token": self.tokens, "position": range(n), "nothing": [0] * n}[node.attrs["by"]]
+        rows = self.weight(node.weights[0])[list(which)].astype(np.float32)
         return (rows * np.float32(node.attrs["scale"])).astype(np.float64)
 
     def rope_table(self, node):
@@ -182,7 +188,7 @@ class Reference:
             s = a["softcap"] * np.tanh(s / a["softcap"])
         i, j = np.arange(n)[:, None], np.arange(n)[None, :]
         seen = (j <= i) & ((j > i - a["window"]) if a["window"] else True)
-        s = np.where(seen, s, -np.inf)
+        s = np.where(seen | a["both"], s, -np.inf)
         if node.weights[0] is not None:         # a column of its own, which nothing is read through
             s = np.concatenate([s, np.broadcast_to(self.weight(node.weights[0]).reshape(a["n_kv"], g, 1, 1), (*s.shape[:3], 1))], axis=-1)
         p = np.exp(s - s.max(axis=-1, keepdims=True))
@@ -222,3 +228,5 @@ class Reference:
 
     def wanted(self, node):
         return self.of(node)            # the reference wants every row
+
+    head_rows = wanted

@@ -323,7 +323,7 @@ def as_http_error(e: BaseException, request_id: str = "") -> HTTPError:
         return HTTPError(400, str(e), param=e.param, code="context_length_exceeded", extra={"n_prompt_tokens": e.n_prompt, "n_ctx": e.n_ctx})
     if isinstance(e, errors.RequestError):
         return HTTPError(400, str(e), param=e.param)
-    if isinstance(e, (errors.TokenizerError, errors.TemplateError)):
+    if isinstance(e, (errors.TokenizerError, errors.TemplateError, errors.UnsupportedError)):
         return HTTPError(400, str(e))
     if isinstance(e, errors.QueueFullError):
         return HTTPError(429, str(e), code="queue_full", headers={"Retry-After": "5"})

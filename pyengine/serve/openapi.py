@@ -5,10 +5,10 @@ What has no table (answers, events) is described by the members that are always 
 import re
 
 from .. import __version__
-from . import llama_server, openai
+from . import llama_server, openai, vectors
 from .fields import takes
 
-DIALECTS = (openai, llama_server)
+DIALECTS = (openai, llama_server, vectors)
 
 
 def _object(**properties) -> dict:
@@ -27,6 +27,8 @@ ANSWERS = {
     "/v1/completions": _object(**_OPENAI), "/v1/chat/completions": _object(**_OPENAI), "/chat/completions": _object(**_OPENAI),
     "/completion": {"anyOf": [_NATIVE, {"type": "array"}, {"type": "object"}]}, "/completions": {"anyOf": [_NATIVE, {"type": "array"}, {"type": "object"}]},
     "/tokenize": _object(tokens=_LIST), "/detokenize": _object(content=_TEXT), "/apply-template": _object(prompt=_TEXT),
+    **dict.fromkeys(("/v1/embeddings", "/embeddings"), _object(object={"const": "list"}, data=_LIST, model=_TEXT, pooling=_TEXT, usage={"type": "object"})),
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _object(object={"const": "list"}, results=_LIST, model=_TEXT, usage={"type": "object"})),
     "/props": _object(total_slots=_COUNT), "/slots": _LIST,
 }
 ERROR = _object(error={"type": "object", "properties": {"message": _TEXT, "type": _TEXT}, "required": ["message", "type"]})

@@ -180,12 +180,12 @@ def test_granite_without_rope(tmp_path, finetuned):
 
 def test_case_87_which_pairs_turn(tmp_path):
     """Neighbours where the converter permuted rows of q and k, else pairs half a head apart."""
-    kinds = {arch: {n.attrs["kind"] for n in graph(tmp_path, Spec(arch=arch)).nodes if n.op == "rope"} for arch in tiny_gguf.WRONG}
+    kinds = {arch: {n.attrs["kind"] for n in graph(tmp_path, Spec(arch=arch)).nodes if n.op == "rope"} for arch in tiny_gguf.DECODERS}
     neighbours = {"ernie4_5", "internlm2", "xverse", "command-r", "cohere2", "llama", "granite", "mistral3", "smollm3"}
-    assert kinds == {arch: {"adjacent" if arch in neighbours else "halves"} for arch in tiny_gguf.WRONG}
+    assert kinds == {arch: {"adjacent" if arch in neighbours else "halves"} for arch in tiny_gguf.DECODERS}
 
 
-@pytest.mark.parametrize("arch", [arch for arch in tiny_gguf.WRONG if arch not in ("llama", "gemma3")])
+@pytest.mark.parametrize("arch", [arch for arch in tiny_gguf.DECODERS if arch not in ("llama", "gemma3")])
 def test_case_89_tied_embeddings(tmp_path, arch):
     """No output.weight: the head multiplies with the embedding where it lies; nothing is copied."""
     path = tiny_gguf.write(tmp_path / "tied.gguf", Spec(arch=arch, tied=True))
@@ -197,7 +197,7 @@ def test_case_89_tied_embeddings(tmp_path, arch):
         assert program.const_bytes < 4096
 
 
-@pytest.mark.parametrize("arch", tiny_gguf.WRONG)
+@pytest.mark.parametrize("arch", tiny_gguf.DECODERS)
 def test_case_91_number_or_array_in_every_family(tmp_path, arch):
     n = Spec(arch=arch).n_layer
     one = logits(tiny_gguf.write(tmp_path / "one.gguf", Spec(arch=arch, n_head_kv=(2,), n_ff=(96,))))

@@ -263,6 +263,30 @@ def check_tiers_and_cuts(tier, dk, dv, n_group, kv_type):
 
 
 @pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("n_pos,n_group,dk,dv,softcap,kv_type", [(1, 1, 32, 32, 0.0, F16), (13, 1, 64, 64, 0.0, F16), (300, 3, 40, 20, 20.0, F16),
+                                                                 (520, 1, 64, 64, 0.0, F16), (300, 2, 64, 64, 0.0, Q8), (270, 1, 32, 96, 0.0, Q4)])
+def test_in_both_directions_every_token_sees_what_the_last_one_does(tier, n_pos, n_group, dk, dv, softcap, kv_type):
+    """The bits of its own query at the last position, however the tokens are cut; what lies behind may be anything."""
+    case, n = Case(n_pos, n_group, dk, dv, tier=tier, kv_type=kv_type), max(1, n_pos - 3)
+    for p in range(n, n_pos):
+        case.store(p, np.full(dk, np.nan, F), np.full(dv, np.nan, F))
+    want = []
+    for i in range(n):
+        a, o = case.args(i, 1, softcap=softcap)
+        a.pos = n - 1
+        scalar.attn(a)
+        want.append(o)
+    for step in (1, 32, n):
+        got = []
+        for i in range(0, n, step):
+            a, o = case.args(i, min(step, n - i), softcap=softcap)
+            a.all = n
+            TIERS[tier].attn(a)
+            got.append(o)
+        assert same(np.concatenate(got), np.concatenate(want)), step
+
+
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("how", [dict(), dict(window=300), dict(window=70, softcap=5.0)], ids=str)
 @pytest.mark.parametrize("kv_type", [F16, Q8, Q4])
 def test_partials_merge_to_the_same_bits(tier, how, kv_type):

@@ -15,6 +15,7 @@ from pyengine.native import TIERS, lib
 from pyengine.plan import reference
 from pyengine.plan.lower import choose
 from pyengine.plan.ops import Value
+from pyengine.plan.program import FILES
 from pyengine.native import rows
 
 RNG = random.Random(7)
@@ -206,7 +207,7 @@ def test_copied_pages_are_the_same_pages(tiny, runner):
 def pages_of(program, group):
     """The cache of a group as bytes [layer, page, byte]."""
     g = program.groups[group]
-    memory = np.frombuffer(program._memory[3 + group], np.uint8)
+    memory = np.frombuffer(program._memory[FILES + group], np.uint8)
     return memory.reshape(len(g.layers), program.n_pages[group], g.layer_page_bytes)
 
 
@@ -281,6 +282,44 @@ def test_bad_steps_are_refused_by_name(tiny, runner, step, field):
         r.program.run(plan.Step(tokens, [plan.Seq(s, n, r.table(0)) for s, n in seqs], wanted))
     assert field is None or e.value.param == field
     assert len(r.step([(0, 0, [1, 2])])) == 2      # and the program still runs
+
+
+def test_rows_that_end_before_the_head(tiny, runner):
+    """The last of the wanted have no logits, and the others' are the same; all have hidden rows."""
+    r = runner(tiny(arch="llama"))
+    want = r.step([(0, 0, TOKENS[:20])], range(20))
+    hidden = None
+    for n in (0, 7, 20):
+        found = r.program.run(plan.Step(TOKENS[:20], [plan.Seq(0, 20, r.table(0))], range(20), n_hidden=n))
+        assert found.n == 20 - n and all(np.array_equal(found.numpy(i), want[i]) for i in range(20 - n))
+        rows = np.stack([found.hidden(i) for i in range(20)])
+        assert rows.shape == (20, 64) and (hidden is None or np.array_equal(rows, hidden))
+        hidden = rows
+    for n in (-1, 21):
+        with pytest.raises(errors.RequestError, match="counts, index 5"):
+            r.program.run(plan.Step(TOKENS[:20], [plan.Seq(0, 20, r.table(0))], range(20), n_hidden=n))
+
+
+def test_a_sequence_that_sees_both_ways_begins_at_its_begin(tiny, runner):
+    r = runner(tiny(arch="bert", n_ctx_train=128), n_ctx=128)
+    with pytest.raises(errors.RequestError, match="start, index 0"):
+        r.program.run(plan.Step([5], [plan.Seq(1, 1, r.table(0))], [0]))
+    assert r.program.run(plan.Step([5], [plan.Seq(0, 1, r.table(0))], [0])).n == 0
+
+
+@pytest.mark.parametrize("change", [("ATTN", "both", 0), ("ATTN", "both", 2), ("ATTN", "window", 5), ("EMBED", "by", 3), ("EMBED", "by", -1), ("EMBED", "n_rows", 20)])
+def test_an_encoder_s_instructions_are_checked_when_they_are_bound(tiny, change):
+    op, name, value = change
+    program = plan.compile(tiny(arch="bert", n_ctx_train=128), n_ctx=128)
+    next(i for i in program.instrs if i.op == op).n[name] = value
+    with pytest.raises(errors.PyengineError, match=f"{op} .*does not bind"):
+        program.open([8], 1)
+
+
+def test_windows_in_both_directions_are_refused(tiny):
+    gguf = tiny(arch="gemma3", keys={"gemma3.attention.causal": False})
+    with pytest.raises(errors.UnsupportedError, match="not causal, in a window"):
+        plan.compile(gguf, n_ctx=64)
 
 
 def test_bad_pages_are_refused(tiny, runner):
