@@ -24,10 +24,11 @@ FAMILIES = {
     "qwen2": Spec(arch="qwen2"),
     "qwen3": Spec(arch="qwen3", head_dim=24),
     "gemma2": Spec(arch="gemma2"),
-    # With seed 0 two experts are so close that Q4_K here and there, 5e-4 apart, choose differently (1e-14 from the reference).
-    "mixtral": Spec(n_expert=8, biases=True, seed=7),
-    "qwen3moe": Spec(arch="qwen3moe", head_dim=24, n_ff_exp=64),
-    "gpt-oss": Spec(arch="gpt-oss", head_dim=24, rope_scaling="yarn", rope_orig_ctx=16, n_ff_exp=64),
+    # Seeds without a token that has two experts so close that quantized activations here and there, 5e-4 apart, choose
+    # differently: one such position of forty is off by 0.05 (and ours 1e-14 from the reference).
+    "mixtral": Spec(n_expert=8, biases=True, seed=5),
+    "qwen3moe": Spec(arch="qwen3moe", head_dim=24, n_ff_exp=64, seed=3),
+    "gpt-oss": Spec(arch="gpt-oss", head_dim=24, rope_scaling="yarn", rope_orig_ctx=16, n_ff_exp=64, seed=3),
     "phi3": Spec(arch="phi3", longrope=True, rope_orig_ctx=16, rope_attn_factor=1.5),
     "gemma": Spec(arch="gemma", head_dim=24),
     "command-r": Spec(arch="command-r", logit_scale=6.0),

@@ -73,4 +73,4 @@ def test_the_page_about_adding_one_shows_the_file_itself():
     for line in ('    "qwen3": "qwen3",', '    "qwen3": ("rope", "norm", "head norm"),', '    "qwen3": Spec(arch="qwen3", head_dim=24),'):
         assert f"```python\n{line}\n```" in page
         assert any(line in path.read_text(encoding="utf-8") for path in (
-            ROOT / "pyengine/arch/__init__.py", ROOT / "tools/tiny_gguf.py", ROOT / "tests/arch/test_families.py"))
+            ROOT / "pyengine/arch/__init__.py", ROOT / "tools/tiny_spec.py", ROOT / "tests/arch/test_families.py"))
