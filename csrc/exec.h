@@ -32,6 +32,7 @@ struct pe_prog {
   /* of the step that runs */
   pe_step step;
   int32_t *pos, *seq;          /* [max_tokens] position and sequence of each row */
+  int32_t *save;               /* [max_tokens] slot that gets the state behind the row; -1: none */
   pe_tile *tiles;              /* [max_tokens] */
   int32_t n_tiles, n_chunks;
   pe_phase *phases;            /* [n_phases], at most one per group */
@@ -64,4 +65,8 @@ void pe_run_kv(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
 uint32_t pe_parts_attn(const pe_prog *p, const pe_insn *in);
 void pe_run_attn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
 void pe_run_attn_out(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
+
+/* exec_state.c */
+int64_t pe_conv_bytes(const pe_insn *in);
+void pe_run_conv(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
 #endif

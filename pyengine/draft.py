@@ -187,6 +187,9 @@ def plan(path, like, *, n_ctx, free, n_threads, **settings) -> "fit.Fit":
         if found is None:
             raise RequestError(f"speculate: {_name(gguf)} needs more than a {SHARE}th of the {fit.size(free)} that are free, "
                                f"and a draft gets no more", param="speculate")
+        if found.program.states:     # whose guesses would have to be taken back position by position
+            raise RequestError(f"speculate: the draft model {_name(gguf)} is {gguf.arch}, which keeps a state beside its cache and cannot "
+                               "guess; expected a model that only attends", param="speculate")
         return found
     except BaseException:
         gguf.close()

@@ -201,6 +201,9 @@ class Scheduler:
         at least one. What a step plans is not counted until commit().
         """
         self.copies = []
+        if self.cache.n_slots:
+            for seq in self.running:     # what guesses that were wrong and steps that did not run have left
+                self.cache.settle(seq.table, seq.computed)
         self._promote()
         self._admit()
         # A turn may fall to sequences that find no page and are too low in rank to take
@@ -427,7 +430,8 @@ class Scheduler:
                 continue
             n_draft = count - 1 if seq.left == 1 else 0
             while True:
-                copies = cache.extend(seq.table, seq.computed, seq.computed + count)
+                end = seq.computed + count
+                copies = cache.extend(seq.table, seq.computed, end, range(end - n_draft, end + 1))
                 if copies is not None:
                     break
                 if n_draft:
@@ -444,7 +448,19 @@ class Scheduler:
             if count > 0:
                 self.copies += copies
                 chunks.append(Chunk(seq, seq.computed, count, self._wanted(seq, count), n_draft))
+        if cache.n_slots:
+            self._save_more(chunks)
         return chunks
+
+    def _save_more(self, chunks) -> None:
+        """States that the next step need not have: where choices of this prompt begin, and at the ends of pages, where other
+        prompts may."""
+        for c in chunks:
+            first, end = c.seq.n_prompt - 1, c.start + c.count
+            if c.seq.children and c.start < first <= end:
+                self.cache.save(c.seq.table, (first,))
+        for c in chunks if self.cache.reuse else ():
+            self.cache.save(c.seq.table, range(c.start - c.start % PAGE + PAGE, c.start + c.count - c.n_draft, PAGE))
 
     def _drop_shared(self) -> bool:
         """Somebody who waits with pages of its parent's prompt gives them up."""
@@ -478,7 +494,8 @@ class Scheduler:
         n = seq.n_prompt - 1
         for child in seq.children:
             if n and min(n, child.wanted_from) == n:
-                child.table, child.computed = self.cache.fork(seq.table, n), n
+                child.table = self.cache.fork(seq.table, n)
+                child.computed = n if child.table is not None else 0
         self._let_go(seq)
 
     def _let_go(self, seq: Sequence) -> None:

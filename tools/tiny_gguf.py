@@ -36,11 +36,12 @@ WRONG = {
     **dict.fromkeys(("ernie4_5", "exaone", "internlm2", "pangu-embedded", "xverse"), ("rope", "norm", "scale")),
     "granite": ("rope", "norm", "embedding scale", "attention scale", "residual scale", "logit scale"),
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
+    "lfm2": ("rope", "norm", "head norm", "taps", "gates"),
 }
-HALVES = ("exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3")  # rope turns pairs half a head apart
+HALVES = ("exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "lfm2", "phi3", "qwen2", "qwen3")  # rope turns pairs half a head apart
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
-LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
+LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "lfm2": 4, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
 BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo"}  # o: output, f: feed-forward
 
 CHATML = (
@@ -79,6 +80,8 @@ class Spec:
     temperature: float = 0.0  # mistral3: 0 leaves the key out
     window: int = 8  # gemma2, gemma3, cohere2: sliding window, smaller than any chunk; 0: no key. phi3: the key is 0 unless phi_window
     phi_window: int = 0
+    taps: int = 3  # lfm2, whose layers with no KV heads are short convolutions; if n_head_kv is one number, the first and third
+    lfm_window: int = 0  # lfm2: of the layers that attend; 0: no key
     window_pattern: int = 0  # the same: 0 leaves the key out, and two, six or four is meant
     rope_base_swa: float = 0.0  # gemma3: 0 leaves the key out, and 10000 is meant
     attention_softcap: float = 3.0  # gemma2; 0 leaves the key out, and 50 is meant
@@ -101,6 +104,8 @@ class Spec:
             if len(value) not in (1, self.n_layer):
                 raise ValueError(f"{name}: {len(value)} values for {self.n_layer} layers")
             object.__setattr__(self, name, value)
+        if self.arch == "lfm2" and len(self.n_head_kv) == 1:
+            object.__setattr__(self, "n_head_kv", tuple(i % 2 * self.n_head_kv[0] for i in range(self.n_layer)))
         if (self.biases and self.arch not in BIASES) or (self.rope_freqs and self.arch not in ("llama", "granite", "mistral3")):
             raise ValueError(f"{self.arch} has no biases, or no rope_freqs")
         for name, arch, value in (("biases", ("qwen2",), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
@@ -198,7 +203,7 @@ def weights(spec):
 
     rows, d, gemma, a = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch in GEMMA, spec.arch
     matrix("token_embd.weight", rows, spec.n_embd, 3.0)
-    norm("output_norm.weight", spec.n_embd)
+    norm("token_embd_norm.weight" if a == "lfm2" else "output_norm.weight", spec.n_embd)
     if not spec.tied:
         matrix("output.weight", rows, spec.n_embd, 3.0 * (spec.logit_scale or 1.0 if a == "granite" else 1.0))
     if spec.rope_freqs:
@@ -209,20 +214,25 @@ def weights(spec):
     for i in range(spec.n_layer):
         blk, kv, ff = f"blk.{i}.", spec.kv_heads(i), spec.ff(i)
         norm(blk + "attn_norm.weight", spec.n_embd)
-        # q is drawn wide enough that attention is far from uniform and a wrong rope shows
-        matrix(blk + "attn_q.weight", spec.n_head * d, spec.n_embd, 2.0)
-        bias(blk + "attn_q.bias", spec.n_head * d)
-        matrix(blk + "attn_k.weight", kv * d, spec.n_embd)
-        bias(blk + "attn_k.bias", kv * d)
-        matrix(blk + "attn_v.weight", kv * d, spec.n_embd)
-        bias(blk + "attn_v.bias", kv * d)
         loud = 6.0 if a == "gemma" else 1.5  # else its scaled embeddings drown the blocks
-        matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, loud)
-        bias(blk + "attn_output.bias", spec.n_embd, 0.2, "o")
-        if spec.fused:
+        if not kv:
+            matrix(blk + "shortconv.in_proj.weight", 3 * spec.n_embd, spec.n_embd, 1.5)
+            matrix(blk + "shortconv.conv.weight", spec.n_embd, spec.taps)
+            matrix(blk + "shortconv.out_proj.weight", spec.n_embd, spec.n_embd, loud)
+        else:
+            # q is drawn wide enough that attention is far from uniform and a wrong rope shows
+            matrix(blk + "attn_q.weight", spec.n_head * d, spec.n_embd, 2.0)
+            bias(blk + "attn_q.bias", spec.n_head * d)
+            matrix(blk + "attn_k.weight", kv * d, spec.n_embd)
+            bias(blk + "attn_k.bias", kv * d)
+            matrix(blk + "attn_v.weight", kv * d, spec.n_embd)
+            bias(blk + "attn_v.bias", kv * d)
+            matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, loud)
+            bias(blk + "attn_output.bias", spec.n_embd, 0.2, "o")
+        if spec.fused and kv:
             for kind in ("weight", "bias") if spec.biases else ("weight",):
                 out[f"{blk}attn_qkv.{kind}"] = np.concatenate([out.pop(f"{blk}attn_{part}.{kind}") for part in "qkv"])
-        if a in ("gemma3", "qwen3"):
+        if a in ("gemma3", "qwen3", "lfm2") and kv:
             norm(blk + "attn_q_norm.weight", d)
             norm(blk + "attn_k_norm.weight", d)
         if gemma:
@@ -262,7 +272,13 @@ def make_wrong(spec, arrays, what):
                 heads[:turned] = heads[:turned, order]
                 arrays[name] = np.ascontiguousarray(heads).reshape(array.shape)
     elif what == "head norm":
-        arrays["blk.0.attn_k_norm.weight"] = np.ones_like(arrays["blk.0.attn_k_norm.weight"])
+        name = next(n for n in arrays if n.endswith("attn_k_norm.weight"))
+        arrays[name] = np.ones_like(arrays[name])
+    elif what == "taps":
+        arrays["blk.0.shortconv.conv.weight"] = arrays["blk.0.shortconv.conv.weight"][:, ::-1].copy()
+    elif what == "gates":
+        name, n = "blk.0.shortconv.in_proj.weight", spec.n_embd
+        arrays[name] = np.concatenate([arrays[name][n : 2 * n], arrays[name][:n], arrays[name][2 * n :]])
     elif what == "factors":
         long, short = "rope_factors_long.weight", "rope_factors_short.weight"
         arrays[long], arrays[short] = arrays[short], arrays[long]
@@ -344,7 +360,7 @@ def pack(array, type_name):
 
 
 def type_of(spec, name):
-    if not name.endswith(".weight") or "_norm" in name or name.startswith("rope_"):
+    if not name.endswith(".weight") or "_norm" in name or ".conv." in name or name.startswith("rope_"):
         return "F32"
     for end, type_name in spec.types:
         if name.endswith(end):
@@ -381,6 +397,8 @@ def metadata(spec):
     elif a == "granite":
         optional = {"embedding_scale": spec.embedding_scale, "attention.scale": spec.attention_scale, "residual_scale": spec.residual_scale,
                     "logit_scale": spec.logit_scale}
+    elif a == "lfm2":
+        optional = {"shortconv.l_cache": spec.taps, "attention.sliding_window": spec.lfm_window, "vocab_size": spec.n_vocab}
     else:
         optional = {"attention.temperature_scale": spec.temperature, "rope.scaling.yarn_log_multiplier": spec.yarn_log_multiplier}
     optional["rope.scaling.attn_factor"] = spec.rope_attn_factor

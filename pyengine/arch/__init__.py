@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "gemma3": "gemma3",
     "granite": "granite",
     "internlm2": "llama",
+    "lfm2": "lfm2",
     "llama": "llama",
     "mistral3": "mistral3",
     "pangu-embedded": "qwen2",

@@ -71,10 +71,10 @@ def glu(g, x, layer, hp, act, *, joined=False):
     return g.linear(g.mul(g.act(gate, act), up), g.weight(at + "down.weight", n_ff, hp.n_embd), g.optional_vector(at + "down.bias", hp.n_embd))
 
 
-def head(g, x, hp, ignorable=()):
+def head(g, x, hp, ignorable=(), *, last_norm="output_norm"):
     """The last norm and the logits, by output.weight, or by the embedding where the file ties them. The graph is
     complete: tensors that it does not use are an error, unless their names end in one of `ignorable`."""
-    x = norm(g, g.wanted(x), "output_norm", hp)
+    x = norm(g, g.wanted(x), last_norm, hp)
     name = "output.weight" if g.has("output.weight") else "token_embd.weight"
     x = g.linear(x, g.weight(name, hp.n_embd, hp.n_vocab), g.optional_vector("output.bias", hp.n_vocab))
     if hp.logit_scale != 1:

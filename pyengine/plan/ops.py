@@ -42,6 +42,7 @@ OPS = {
     "ATTN_OUT": Op(6, {"part": "r", "y": "u", "q32": "w", "q256": "w"}, ("n_head", "n_kv", "dk", "dv", "window", "cap")),
     "GLU": Op(7, {"gate": "r", "up": "r", "y": "w", "q32": "w", "q256": "w"}, ("k", "kind")),
     "EW": Op(8, {"x": "r", "b": "r", "y": "w"}, ("k", "what", "kind", "period", "steps"), ("value",)),
+    "CONV": Op(16, {"x": "r", "w": "r", "y": "w", "state": "u", "gate": "r", "q32": "w", "q256": "w"}, ("k", "taps")),
     "FFN": Op(9, {"gate": "r", "up": "r", "x": "r", "y": "w", "q32": "w", "q256": "w"}, ("k", "rows", "row_bytes", "act", "kind")),
 }
 
@@ -79,6 +80,16 @@ class Pages:
 
     def __init__(self, group, index, name):
         self.group, self.index, self.name = group, index, name
+
+
+class State:
+    """What one layer keeps of every sequence beside its pages: `nbytes` in each slot. The pool of slots of a layer lies
+    behind those of the layers before it; `before` is what these take of a slot."""
+
+    __slots__ = ("before", "nbytes", "name")
+
+    def __init__(self, before, nbytes, name):
+        self.before, self.nbytes, self.name = before, nbytes, name
 
 
 class Instr:
