@@ -102,7 +102,7 @@ def row_lines(name: str, m: Model, tier, tokens: int, kv_type: int) -> list[Line
     widest = max(m.hidden, m.ffn, m.heads * m.d)
     x, up, y = (rng.standard_normal((n, widest)).astype(np.float32) for _ in range(3))
     q = buffer(n * 4 * widest)
-    w, cs = np.ones(widest, np.float32), np.full(m.d, 0.6, np.float32)
+    w, cs = np.ones(3 * widest, np.float32), np.full(m.d, 0.6, np.float32)
     cs[m.d // 2:] = 0.8  # a rotation: rows keep their length over the rounds
     rows = [i % n for i in range(PROMPT if tokens > 1 else 4 * PROMPT)]
     at_row = lambda a, i: at(a, "float *", 4 * widest * i)  # noqa: E731
@@ -112,6 +112,7 @@ def row_lines(name: str, m: Model, tier, tokens: int, kv_type: int) -> list[Line
     table, qk = at(cs, "float *"), m.heads + m.kv_heads
     page = buffer(2 * lib.pe_kv_bytes(kv_type, m.d))
     kp, vp = at(page, "uint8_t *"), at(page, "uint8_t *", page.size // 2)
+    taps = [ffi.new("float *[]", [xs[i], ups[i], xs[i]]) for i in range(n)]
     eps = 1e-5
     # op, its length, times in a layer, floats touched per element, arguments of row i
     quantized = 2 + (m.heads * m.d + m.ffn) / m.hidden
@@ -123,13 +124,14 @@ def row_lines(name: str, m: Model, tier, tokens: int, kv_type: int) -> list[Line
          lambda i, n: (acts[i], xs[i], m.hidden, 0, n // 32)),
         ("rope_halves", m.d, qk, 2, lambda i, n: (xs[i], table, n)),
         ("kv_store", m.d, m.kv_heads, 3, lambda i, n: (kp, vp, i % lib.PE_PAGE, xs[i], ups[i], n, n)),
+        ("conv", m.hidden, 0, 7, lambda i, n: (ys[i], taps[i], weights, 3, n)),  # of lfm2: in none of these models
     ]
     if m.hidden % 256 == 0:
         table_of_ops.insert(4, ("quant256", m.hidden, quantized, 1.25,
                                 lambda i, n: (acts[i], xs[i], m.hidden, 0, n // 256)))
     if m.head_norms:
         table_of_ops.append(("rms_norm", m.d, qk, 2, lambda i, n: (ys[i], xs[i], weights, n, eps)))
-    arrays = (x, up, y, q, w, cs, page)
+    arrays = (x, up, y, q, w, cs, page, taps)
     call = {op: tier.kv_store[kv_type] if op == "kv_store" else getattr(tier, op) for op, *_ in table_of_ops}
     return [Line(op, tier, name, tokens, repeat(call[op], [args(i, length) for i in rows], *arrays),
                  repeat(call[op], [args(i, 0) for i in rows], *arrays), len(rows), 4 * length * touched * len(rows), "GB/s", times * m.layers * tokens)

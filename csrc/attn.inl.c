@@ -362,4 +362,4 @@ static void op_attn_merge(float *o, const float *part, int64_t part_stride, int6
   .add = op_add, .mul = op_mul, .scale = op_scale, .act = op_act, .glu = op_glu, .softcap = op_softcap, \
   .axpy = op_axpy, .exp = op_exp, .log = op_log, .rope_table = op_rope_table, .rope_adjacent = op_rope_adjacent,         \
   .rope_halves = op_rope_halves, .attn = op_attn, .attn_merge = op_attn_merge,                           \
-  .kv_store = {op_kv_store, op_kv_store_q8, op_kv_store_q4}, .softmax_sum = op_softmax_sum
+  .kv_store = {op_kv_store, op_kv_store_q8, op_kv_store_q4}, .conv = op_conv, .softmax_sum = op_softmax_sum

@@ -1,7 +1,8 @@
 /* exec.c: runs an instruction array over the pool. It knows operands, row counts
  * and parts; the arithmetic is in the kernels it calls. Matrix products are in
  * exec_mm.c, what sees pages in exec_attn.c, what lies between a router and its
- * experts in exec_experts.c. Allocates only when a program is bound (pe_prog_new).
+ * experts in exec_experts.c, what has state in exec_state.c. Allocates only when a
+ * program is bound (pe_prog_new).
  *
  * Every float row in the arena has a stride that is a multiple of 16 floats; "up(k)"
  * below. Activation rows are those of kernel.h. "rows" are the step's tokens, its
@@ -32,6 +33,8 @@
  *  GROUP       0 list                                                 n_expert
  *  GATHER      0 rows of tokens, 1 list, 2 rows of pairs              k act n_expert
  *  MIX         0 rows of pairs, 1 weights, 2 list, 3 y                k n_expert
+ *  CONV        0 x, 1 w float[taps][k], 2 y, 3 state slots, 4 gate, 5 Q32, 6 Q256   k taps
+ *              y = sum over taps of w*x, the last tap this position's, times gate; written as floats and as activation rows
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -40,7 +43,7 @@
 #include "exec.h"
 #include "fpenv.h"
 
-#define N_OPS 14
+#define N_OPS (PE_OP_CONV + 1)
 
 /* ---- rows and tiles of a step ---------------------------------------------------- */
 
@@ -159,7 +162,7 @@ static const struct {
   [PE_OP_GLU] = {parts_glu, run_glu},      [PE_OP_EW] = {parts_rows, run_ew},
   [PE_OP_FFN] = {pe_parts_ffn, pe_run_ffn}, [PE_OP_ROUTE] = {parts_rows, pe_run_route},
   [PE_OP_GROUP] = {pe_parts_group, pe_run_group}, [PE_OP_GATHER] = {parts_rows, pe_run_gather},
-  [PE_OP_MIX] = {parts_rows, pe_run_mix},
+  [PE_OP_MIX] = {parts_rows, pe_run_mix},  [PE_OP_CONV] = {parts_rows, pe_run_conv},
 };
 
 /* ---- one step -------------------------------------------------------------------------- */
@@ -233,7 +236,8 @@ static int bad_step(int32_t *bad, int32_t field, int32_t index) {
   return PE_EINVAL;
 }
 
-/* Fields as numbered for bad[0]: 0 counts, 1 tokens, 2 start, 3 count, 4 tables, 5 wanted, 6 copies. */
+/* Fields as numbered for bad[0]: 0 counts, 1 tokens, 2 start, 3 count, 4 tables, 5 wanted, 6 copies, 7 slots,
+ * 8 saves. */
 static int check_step(pe_prog *p, const pe_step *s, int32_t *bad) {
   const pe_limits *l = &p->limits;
   if (s->n_tokens < 1 || s->n_tokens > l->max_tokens) return bad_step(bad, 0, 0);
@@ -254,7 +258,8 @@ static int check_step(pe_prog *p, const pe_step *s, int32_t *bad) {
       for (int32_t q = (int32_t)(seen / PE_PAGE); q <= (start + count - 1) / PE_PAGE; q++)
         if (table[q] < 0 || table[q] >= l->n_pages[g]) return bad_step(bad, 4, i);
     }
-    for (int32_t j = 0; j < count; j++) p->seq[row] = i, p->pos[row++] = start + j;
+    if (l->n_slots && start && (s->slots[i] < 0 || s->slots[i] >= l->n_slots)) return bad_step(bad, 7, i);
+    for (int32_t j = 0; j < count; j++) p->seq[row] = i, p->save[row] = -1, p->pos[row++] = start + j;
   }
   if (row != s->n_tokens) return bad_step(bad, 3, s->n_seqs - 1);
   for (int32_t i = 0; i < s->n_wanted; i++)
@@ -263,6 +268,14 @@ static int check_step(pe_prog *p, const pe_step *s, int32_t *bad) {
     const int32_t *c = s->copies + 3 * i;
     if (c[0] < 0 || c[0] >= l->n_groups || c[1] < 0 || c[1] >= l->n_pages[c[0]] || c[2] < 0 || c[2] >= l->n_pages[c[0]] || c[1] == c[2])
       return bad_step(bad, 6, i);
+  }
+  if (s->n_saves < 0 || (s->n_saves && !l->n_slots)) return bad_step(bad, 8, 0);
+  for (int32_t i = 0; i < s->n_saves; i++) {
+    const int32_t *c = s->saves + 2 * i;
+    if (c[0] < 0 || c[0] >= s->n_tokens || (i && c[0] <= c[-2]) || c[1] < 0 || c[1] >= l->n_slots) return bad_step(bad, 8, i);
+    for (int32_t q = 0; q < s->n_seqs; q++)
+      if (s->start[q] && s->slots[q] == c[1]) return bad_step(bad, 8, i);
+    p->save[c[0]] = c[1];
   }
   return PE_OK;
 }

@@ -33,6 +33,7 @@ struct pe_prog {
   /* of the step that runs */
   pe_step step;
   int32_t *pos, *seq;          /* [max_tokens] position and sequence of each row */
+  int32_t *save;               /* [max_tokens] slot that gets the state behind the row; -1: none */
   pe_tile *tiles;              /* [max_tokens] */
   int32_t n_tiles, n_chunks;
   pe_phase *phases;            /* [n_phases], at most one per group */
@@ -81,4 +82,8 @@ uint32_t pe_parts_group(const pe_prog *p, const pe_insn *in);
 void pe_run_group(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread);
 void pe_run_gather(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
 void pe_run_mix(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
+
+/* exec_state.c */
+int64_t pe_conv_bytes(const pe_insn *in);
+void pe_run_conv(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread);
 #endif

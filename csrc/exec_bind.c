@@ -183,6 +183,14 @@ static void check_insn(check *c) {
       vec_f32(c, 4, n[0], 1), need(c, 0, n[5], 4, 64, 0, n[5] == 0), rows_f32(c, 1, rows, n[0] * n[3], 1, 0);
       rows_act(c, 2, PE_ACT_Q32, rows, n[0] * n[3], 1, 1), rows_act(c, 3, PE_ACT_Q256, rows, n[0] * n[3], 1, 1);
       break;
+    case PE_OP_CONV:
+      dim(c, 0, 1, c->p->row_bytes / 4), dim(c, 1, 2, PE_MAX_TAPS);
+      if (c->rc) break;
+      if (c->p->limits.n_slots < 1) fail(c, PE_EINVAL, 3);
+      rows_f32(c, 0, rows, n[0], 0, 0), need(c, 1, n[1], n[0] * 4, 4, 0, 0), rows_f32(c, 2, rows, n[0], 1, 1);
+      need(c, 3, c->p->limits.n_slots, pe_conv_bytes(in), 64, 1, 0), rows_f32(c, 4, rows, n[0], 0, 1);
+      rows_act(c, 5, PE_ACT_Q32, rows, n[0], 1, 1), rows_act(c, 6, PE_ACT_Q256, rows, n[0], 1, 1);
+      break;
     case PE_OP_GLU:
       dim(c, 0, 1, c->p->row_bytes / 4), dim(c, 1, 0, PE_ACT_SWIGLU_OAI);
       rows_f32(c, 0, rows, n[0], 0, 0), rows_f32(c, 1, rows, n[0], 0, 0), rows_f32(c, 2, rows, n[0], 1, 1);
@@ -223,7 +231,7 @@ static void check_insn(check *c) {
 static int64_t longest_row(const pe_insn *insns, int32_t n) {
   int64_t most = 16;
   for (int32_t i = 0; i < n; i++) {
-    int64_t k = insns[i].op == PE_OP_NORM || insns[i].op == PE_OP_GLU ? insns[i].n[0] : insns[i].op == PE_OP_FFN ? insns[i].n[1] : 0;
+    int64_t k = insns[i].op == PE_OP_NORM || insns[i].op == PE_OP_GLU || insns[i].op == PE_OP_CONV ? insns[i].n[0] : insns[i].op == PE_OP_FFN ? insns[i].n[1] : 0;
     if (k > most && k <= 1 << 24) most = k;
   }
   return pe_up64(4 * most);
@@ -240,7 +248,7 @@ int64_t pe_thread_bytes(const pe_insn *insns, int32_t n, const pe_limits *limits
 
 static int check_limits(const pe_limits *l, const pe_region *regions, int32_t n_regions) {
   if (l->max_tokens < 1 || l->max_seqs < 1 || l->max_wanted < 1 || l->n_ctx < 1 || l->n_ids < 1) return PE_EINVAL;
-  if (l->n_groups < 0 || l->n_groups > 8 || l->max_pages < ((int64_t)l->n_ctx + PE_PAGE - 1) / PE_PAGE) return PE_EINVAL;
+  if (l->n_groups < 0 || l->n_groups > 8 || l->n_slots < 0 || l->max_pages < ((int64_t)l->n_ctx + PE_PAGE - 1) / PE_PAGE) return PE_EINVAL;
   for (int32_t g = 0; g < l->n_groups; g++) {
     int64_t bytes;
     if (l->n_pages[g] < 1 || l->page_bytes[g] < 1 || l->page_bytes[g] % 64 || l->n_layers[g] < 1 || l->page_region[g] < 0 ||
@@ -253,7 +261,7 @@ static int check_limits(const pe_limits *l, const pe_region *regions, int32_t n_
 
 void pe_prog_free(pe_prog *p) {
   if (!p) return;
-  free(p->insns), free(p->regions), free(p->scratch_base), free(p->first), free(p->pos), free(p->seq);
+  free(p->insns), free(p->regions), free(p->scratch_base), free(p->first), free(p->pos), free(p->seq), free(p->save);
   free(p->tiles), free(p->phases), free(p->insn_parts), free(p->phase_parts), free((void *)p->ns);
   free(p);
 }
@@ -284,9 +292,9 @@ int pe_prog_new(pe_prog **out, const pe_insn *insns, int32_t n_insns, const pe_r
   size_t scratch = (size_t)n_threads * (size_t)p->thread_bytes;
   p->insns = copy_of(insns, ni, sizeof *insns), p->regions = copy_of(regions, (size_t)n_regions, sizeof *regions);
   p->scratch_base = malloc(scratch + 64);
-  p->first = calloc(ni + 1, 4), p->pos = calloc(tokens, 4), p->seq = calloc(tokens, 4), p->tiles = calloc(tokens, sizeof *p->tiles);
+  p->first = calloc(ni + 1, 4), p->pos = calloc(tokens, 4), p->seq = calloc(tokens, 4), p->save = calloc(tokens, 4), p->tiles = calloc(tokens, sizeof *p->tiles);
   p->phases = calloc(ni, sizeof *p->phases), p->insn_parts = calloc(ni, 4), p->phase_parts = calloc(ni, 4), p->ns = calloc(ni, sizeof *p->ns);
-  if (!p->insns || !p->regions || !p->scratch_base || !p->first || !p->pos || !p->seq || !p->tiles || !p->phases ||
+  if (!p->insns || !p->regions || !p->scratch_base || !p->first || !p->pos || !p->seq || !p->save || !p->tiles || !p->phases ||
       !p->insn_parts || !p->phase_parts || !p->ns) {
     pe_prog_free(p);
     return PE_ENOMEM;

@@ -396,6 +396,21 @@ static void op_rope_adjacent(float *x, const float *cs, int64_t n_rot) {
   }
 }
 
+/* ---- short convolutions -------------------------------------------------------------- */
+
+static void op_conv(float *y, const float *const *x, const float *w, int64_t taps, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) {
+    int left = n - i < 16 ? (int)(n - i) : 16;
+    v16 s = v16_set(0.0f);
+    for (int64_t j = 0; j < taps; j++)
+      if (x[j])
+        s = left == 16 ? v16_fma(v16_load(w + j * n + i), v16_load(x[j] + i), s)
+                       : v16_fma(v16_load_n(w + j * n + i, left), v16_load_n(x[j] + i, left), s);
+    if (left == 16) v16_store(y + i, s);
+    else v16_store_n(y + i, s, left);
+  }
+}
+
 /* ---- vocabulary ------------------------------------------------------------------- */
 
 static double op_softmax_sum(const float *logits, int64_t n, float max, float inv_t) {

@@ -87,6 +87,7 @@ void pe_half_soft(uint16_t *h, float *y, const float *x, int64_t n);  /* for tes
 #define PE_KV_Q4_0 2       /* the same, 9*d bytes: a byte has two dimensions of one position, 4-bit q + 8, the first below. K uint8 [dk/8][16][4]:
                             * byte j of eight dimensions has j and j + 4; V uint8 [16][dv/2]: byte j of sixteen has columns j and j + 16 of 32 */
 #define PE_KV_TYPES 3
+#define PE_MAX_TAPS 32     /* positions that a short convolution sees */
 #define PE_MAX_D_BLOCKS 1024   /* largest head size, K and V, in q8_0 and q4_0; a multiple of 32 */
 #define PE_ACT_SILU 0
 #define PE_ACT_GELU 1        /* tanh form */
@@ -144,6 +145,8 @@ typedef struct pe_vops {   /* one tier's table; every member gives the same bits
   void (*attn)(const pe_attn *a);
   void (*attn_merge)(float *o, const float *part, int64_t part_stride, int64_t c0, int64_t c1, int64_t dv, const float *sink);
       /* partials of chunks c0..c1 (c at part + c*part_stride) into a finished o[dv]; sink: one, or NULL */
+  void (*conv)(float *y, const float *const *x, const float *w, int64_t taps, int64_t n);
+      /* y[i] = sum of w[j*n + i]*x[j][i] by fma, j = 0 .. taps-1; where x[j] is NULL it is left out. y is none of x */
   double (*softmax_sum)(const float *logits, int64_t n, float max, float inv_t);
       /* sum of exp(rn((logit-max)*inv_t)): blocks of 4096 ids, sixteen lanes each, blocks added in order in float; returned exactly */
 } pe_vops;
@@ -304,6 +307,7 @@ int pe_pool_bind(pe_pool *, int32_t thread, const int32_t *cpus, int32_t n_cpus)
 #define PE_OP_GROUP 11      /* the step's (token, expert) pairs in the order of the experts */
 #define PE_OP_GATHER 12     /* rows of tokens -> rows of pairs */
 #define PE_OP_MIX 13        /* rows of pairs -> their weighted sum by token */
+#define PE_OP_CONV 16       /* short convolution: reads and writes state [gate] [quantize] */
 
 #define PE_EW_ADD 0
 #define PE_EW_MUL 1
@@ -362,6 +366,7 @@ typedef struct pe_limits {
   int32_t page_region[8];  /* region that holds them */
   int64_t page_bytes[8];   /* of one page in one layer; the layers of a group lie one after another, n_pages pages each */
   int32_t n_layers[8];
+  int32_t n_slots;         /* of state; each layer that has state keeps a pool of so many, wherever its instruction says */
 } pe_limits;
 
 typedef struct pe_step {
@@ -374,6 +379,9 @@ typedef struct pe_step {
   const int32_t *tables;   /* [n_groups][n_seqs][max_pages] page ids, -1 where unused */
   const int32_t *wanted;   /* [n_wanted] rows that are wanted, ascending */
   const int32_t *copies;   /* [n_copies][3] group, source page, target page: made before anything else */
+  const int32_t *slots;    /* [n_seqs] slot with the state of all positions before start; of no meaning where start is 0 */
+  const int32_t *saves;    /* [n_saves][2] row, ascending, and the slot that gets the state behind it: none that this step reads */
+  int32_t n_saves, pad2;
 } pe_step;
 
 typedef struct pe_prog pe_prog;

@@ -7,7 +7,7 @@ Imported by engine.
 """
 from .native import ffi
 from .sampling import Params, Sampled, Sampler
-from .schedule import Sequence
+from .sequences import Sequence
 
 
 class Request:

@@ -18,41 +18,51 @@ extend() puts a copy in the place of any other.
 A page is free (no reference), cached (only the index refers to it) or used.
 Cached pages are as good as free: extend() evicts them when it needs room.
 
+A model with state beside its pages has slots as well: a slot is the state of one
+history behind one of its positions. It is written once and never changed: a step
+reads one and writes others, so a fork is a reference, and what a step that was
+stopped or a guess that was wrong has written is a slot nobody looks at. They are
+counted like pages, as one more group of the index, behind those of the pages.
+
 Not the scheduler: it decides neither who runs nor when. Imported by schedule,
 engine, draft and fit. Imports prefix.
 """
-from .prefix import GONE, PAGE, Index
+from .prefix import GONE, PAGE, STATE, Index
 
 
 class Table:
     """The pages of one sequence. pages[g][j] is the page of group g that holds
     positions PAGE*j .. PAGE*j + PAGE-1, or GONE where no later position can see it."""
 
-    __slots__ = ("pages", "first", "copies", "node", "root", "matched")
+    __slots__ = ("pages", "first", "states", "copies", "node", "root", "matched")
 
     def __init__(self, n_groups: int):
         self.pages = tuple([] for _ in range(n_groups))
         self.first = [0] * n_groups      # entries below this index are GONE
+        self.states = {}                 # n -> slot with the state behind the first n positions; held, or to be written by the next step
         self.copies = []                 # (group, source, target) that no step has made yet
         self.matched = ()                # the index's entries that match() gave, until they are put to use
         self.node = self.root = None     # the index's entry of the last full page published or matched, and its namespace
 
 
 class Cache:
-    def __init__(self, windows, n_pages, *, reuse=True):
+    def __init__(self, windows, n_pages, *, n_slots=0, reuse=True):
         """windows[g]: how many positions a position of group g sees, itself
-        included; 0 where it sees all. n_pages[g]: pages in the pool of group g.
+        included; 0 where it sees all. n_pages[g]: pages in the pool of group g. n_slots: of state; 0: the model has none.
         reuse=False: nothing enters the prefix index and match() finds nothing."""
         assert len(windows) == len(n_pages) and all(n > 0 for n in n_pages)
         self.windows = tuple(windows)
         self.n_pages = tuple(n_pages)
-        self.reuse = reuse
+        self.n_slots, self.reuse = n_slots, reuse
+        self._state = len(n_pages)       # the group of the slots
+        if n_slots:
+            windows, n_pages = (*windows, STATE), (*n_pages, n_slots)
         # Taken from the end, so low ids come first and a page given back is
         # reused at once: only pages that were needed at one time are ever touched.
         self._free = [list(range(n - 1, -1, -1)) for n in n_pages]
         self._refs = [[0] * n for n in n_pages]
         self._copying = {}               # copy -> its table, until it is made
-        self._index = Index(self.windows, self._refs)
+        self._index = Index(tuple(windows), self._refs)
         self._entry = self._index.entry  # [g][page]: the index's node that holds it, or None
 
     def table(self) -> Table:
@@ -63,12 +73,12 @@ class Cache:
     @property
     def free(self) -> tuple:
         """Pages per group that nobody refers to."""
-        return tuple(len(f) for f in self._free)
+        return tuple(len(f) for f in self._free[:self._state])
 
     @property
     def cached(self) -> tuple:
         """Pages per group that only the index refers to."""
-        return tuple(self._index.cached)
+        return tuple(self._index.cached[:self._state])
 
     @property
     def used(self) -> tuple:
@@ -78,7 +88,13 @@ class Cache:
     @property
     def available(self) -> tuple:
         """Pages per group that extend() can take: free and cached."""
-        return tuple(len(f) + c for f, c in zip(self._free, self._index.cached))
+        return tuple(self._room(g) for g in range(self._state))
+
+    @property
+    def slots(self) -> tuple:
+        """Slots that tables refer to, and that only the index refers to."""
+        cached = self._index.cached[self._state] if self.n_slots else 0
+        return (self.n_slots - len(self._free[self._state]) - cached if self.n_slots else 0), cached
 
     @property
     def evictions(self) -> int:
@@ -93,6 +109,8 @@ class Cache:
 
     def room(self, table: Table, start: int) -> int:
         """The first position from `start` on that cannot be held with the pages that are available now."""
+        if self.n_slots and not self._room(self._state):
+            return start
         shared = self._shared(table, start)
         available = self.available
         if shared and self._only_the_index(table, start, shared):
@@ -103,14 +121,17 @@ class Cache:
 
     # ---- pages for positions ---------------------------------------------------------
 
-    def extend(self, table: Table, start: int, end: int):
-        """Pages for writing positions start .. end-1; None, and nothing has changed, where a pool is short.
+    def extend(self, table: Table, start: int, end: int, saves=()):
+        """Pages for writing positions start .. end-1, and slots for the states behind the first n positions, n of saves;
+        None, and nothing has changed, where a pool is short.
 
         Returns the copies (group, source page, target page) that the step has to make
         before it writes: of the page that holds `start`, where others refer to it too.
         The source stays referenced until copied(). A step that was planned and did
         not run is planned again: the copies that are still to be made are returned again.
         """
+        if self.n_slots and sum(n not in table.states for n in saves) > self._room(self._state):
+            return None
         missing = self.missing(table, start, end)
         if any(m > a for m, a in zip(missing, self.available)):
             # A pool that holds just one sequence has no page for a copy of what it shares
@@ -138,7 +159,19 @@ class Cache:
                 m -= 1
             for _ in range(m):
                 pages.append(self._page(g, table.root))
+        self.save(table, saves)
         return list(table.copies)
+
+    def save(self, table: Table, places) -> None:
+        """Slots for the states behind the first n positions, n of places, which the next step writes; as far as there are any."""
+        for n in places if self.n_slots else ():
+            if n not in table.states and self._room(self._state):
+                table.states[n] = self._page(self._state, table.root)
+
+    def settle(self, table: Table, n: int) -> None:
+        """The table goes on from n: of the states it holds only the one there is needed."""
+        for at in [at for at in table.states if at != n]:
+            self._drop(self._state, table.states.pop(at))
 
     def copied(self, copies) -> None:
         """The step with these copies ran: their sources lose the reference they were kept by.
@@ -188,12 +221,19 @@ class Cache:
                 self._drop(g, page)
             pages.clear()
             table.first[g] = 0
+        for at, slot in table.states.items():
+            if at == n and self._entry[self._state][slot] is not None:
+                self._entry[self._state][slot].seen = True
+            self._drop(self._state, slot)
+        table.states = {}
         table.node = table.root = None
         table.matched = ()
 
-    def fork(self, table: Table, n: int) -> Table:
-        """A table that shares the pages of the positions below n that position n can see."""
+    def fork(self, table: Table, n: int) -> "Table | None":
+        """A table that shares the pages of the positions below n that position n can see; None where the state there is not kept."""
         assert not table.copies, "forked between a plan and its step"
+        if self.n_slots and n and n not in table.states:
+            return None
         new = self.table()
         end = -(-n // PAGE)
         for g, window in enumerate(self.windows):
@@ -204,6 +244,9 @@ class Cache:
             for page in table.pages[g][first:end]:
                 self._take(g, page)
                 new.pages[g].append(page)
+        if self.n_slots and n:
+            new.states[n] = table.states[n]
+            self._take(self._state, table.states[n])
         new.root, new.node = table.root, table.node
         if new.node is not None:
             while new.node.end > n:
@@ -216,7 +259,7 @@ class Cache:
         """Gives an empty table the pages of the longest prefix of tokens[:limit] that is
         cached for `key` (adapter, salt), and returns its length: so many positions need
         not be computed. In a window group only what position `length` sees is held."""
-        assert not table.copies and not any(table.pages)
+        assert not table.copies and not any(table.pages) and not table.states
         if not self.reuse or limit <= 0:
             return 0
         n, path = self._index.match(key, tokens, limit)
@@ -231,6 +274,10 @@ class Cache:
                     table.pages[g].append(node.pages[g])
                     if window:
                         node.seen = True
+            if self.n_slots:
+                table.states[n] = path[-1].pages[self._state]
+                self._take(self._state, table.states[n])
+                path[-1].seen = True
             table.matched = path
             table.node = path[n // PAGE - 1] if n >= PAGE else table.root
         return n
@@ -261,12 +308,15 @@ class Cache:
 
     def entries(self, key=None, tokens=None):
         """What the index knows, the worthiest first: (number of the parent or -1, key, tokens of the page, its
-        page of each group or GONE, seen), numbered from 0, parents before children. With tokens: of `key`
+        page of each group or GONE, its slot where there are any, seen), numbered from 0, parents before children. With tokens: of `key`
         what lies on the way to them."""
         nodes = self._index.walk() if tokens is None else self._index.path(key, tokens)
         numbers = {}
         for node, n in nodes:
-            yield numbers.get(node.parent, -1), node.root.key, node.tokens()[:n], tuple(node.pages), node.seen
+            pages = list(node.pages)
+            if self.n_slots and n < node.end - node.parent.end:
+                pages[self._state] = GONE    # it lies behind all of the node's tokens
+            yield numbers.get(node.parent, -1), node.root.key, node.tokens()[:n], tuple(pages), node.seen
             numbers[node] = len(numbers)
 
     def adopt(self, records, fill) -> int:
@@ -311,7 +361,7 @@ class Cache:
         elif node.end - parent.end > len(tokens):
             present = [GONE] * len(present)          # a part of a page does not stand for all of it
         for g, page in enumerate(node.pages):
-            if page == GONE and present[g] != GONE and self.available[g]:
+            if page == GONE and present[g] != GONE and self._room(g):
                 page = self._page(g, node.root)
                 self._lend(g, node, page)
                 held.append((g, page))
@@ -322,6 +372,10 @@ class Cache:
         return node
 
     # ---- how ---------------------------------------------------------------------
+
+    def _room(self, g: int) -> int:
+        """Pages of group g, or slots, that can be had."""
+        return len(self._free[g]) + self._index.cached[g]
 
     def _page(self, g: int, root) -> int:
         """A page of group g with one reference, the caller's; there is one."""
@@ -376,8 +430,10 @@ class Cache:
             node, dropped = self._index.add(parent, tokens, start, count)
             for g, pages in enumerate(table.pages):
                 self._lend(g, node, pages[j])
+            self._lend_state(table, node, start + count)
             self._drop_all(dropped)
             return node
+        self._lend_state(table, node, start + count)
         for g, pages in enumerate(table.pages):
             mine, known = pages[j], node.pages[g]
             if mine == known or mine == GONE:
@@ -390,6 +446,10 @@ class Cache:
                 pages[j] = known
                 self._drop(g, mine)
         return node
+
+    def _lend_state(self, table: Table, node, end: int) -> None:
+        if end in table.states and node.end == end and node.pages[self._state] == GONE:
+            self._lend(self._state, node, table.states[end])
 
     def _lend(self, g: int, node, page: int) -> None:
         """The index takes a reference to a table's page."""

@@ -189,6 +189,9 @@ def plan(path, like, *, n_ctx, free, n_threads, **settings) -> "fit.Fit":
                                f"and a draft gets no more", param="speculate")
         if found.program.both or found.program.graph.labels:
             raise RequestError(f"speculate: {_name(gguf)} is an encoder or a reranker: it has no next token to guess", param="speculate")
+        if found.program.states:     # whose guesses would have to be taken back position by position
+            raise RequestError(f"speculate: the draft model {_name(gguf)} is {gguf.arch}, which keeps a state beside its cache and cannot "
+                               "guess; expected a model that only attends", param="speculate")
         return found
     except BaseException:
         gguf.close()

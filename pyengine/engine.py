@@ -17,7 +17,8 @@ from .answer import Request
 from .cache import Cache
 from .errors import DeadlineError, StoppedError
 from .plan import Seq, Step
-from .schedule import DONE, Scheduler
+from .schedule import Scheduler
+from .sequences import DONE
 
 # While others decode or wait, prompts are cut so that a step takes about this long, or twice what a step without them takes:
 # where reading the weights alone takes half a second, pieces of 8 rows would make a prompt of 1,000 tokens last a minute.
@@ -46,7 +47,7 @@ class Engine:
         self._limit, self._cpus = limit, cpus
         program.open(pages=list(n_pages), n_threads=max(self.n_threads, self.n_threads_batch), profile=profile, cpus=cpus)
         # What a token is depends on what comes after it, where attention sees that: nothing is kept for another sequence.
-        self.cache = Cache([g.window or 0 for g in program.groups], n_pages, reuse=reuse and not program.both)
+        self.cache = Cache([g.window or 0 for g in program.groups], n_pages, n_slots=program.n_slots, reuse=reuse and not program.both)
         self.scheduler = Scheduler(self.cache, max_seqs=program.max_seqs, max_tokens=program.max_tokens,
                                    max_wanted=program.max_wanted, whole=program.both)
         self.current = ()            # requests of the step that runs now
@@ -91,10 +92,11 @@ class Engine:
             self._end(request, error=error)
 
     def stats(self) -> dict:
-        """Integers: what runs and waits, pages per group, counters."""
+        """Integers: what runs and waits, pages per group, slots where the model has state, counters."""
         cache, scheduler = self.cache, self.scheduler
+        slots = dict(zip(("slots_used", "slots_cached"), cache.slots), slots_total=cache.n_slots) if cache.n_slots else {}
         return {"running": len(scheduler.running), "waiting": scheduler.n_waiting, "pages_total": list(cache.n_pages),
-                "pages_used": list(cache.used), "pages_cached": list(cache.cached), "pages_free": list(cache.free), **self.counters,
+                "pages_used": list(cache.used), "pages_cached": list(cache.cached), "pages_free": list(cache.free), **slots, **self.counters,
                 "cached_tokens": scheduler.n_cached, "preemptions": scheduler.n_preempted, "evictions": cache.evictions}
 
     def step(self) -> None:
@@ -112,7 +114,9 @@ class Engine:
             n_hidden += c.n_wanted if c.seq.owner.hidden else 0
             tokens += c.tokens()
             wanted.extend(range(len(tokens) - c.n_wanted, len(tokens)))
-            seqs.append(Seq(c.start, c.count, c.seq.table.pages))
+            table = c.seq.table
+            saves = sorted(item for item in table.states.items() if item[0] > c.start) if table.states else ()
+            seqs.append(Seq(c.start, c.count, table.pages, table.states.get(c.start, -1), saves))
         begin = time.monotonic()
         self.current = [c.seq.owner for c in chunks]
         for request in self.current:

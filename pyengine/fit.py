@@ -86,7 +86,7 @@ def count(program, pages, *, n_threads, private=False, free=None) -> Fit:
                sequence=sum(n * g.page_bytes for n, g in zip(each, program.groups)),
                cache=sum(n * g.page_bytes for n, g in zip(pages, program.groups)), arena=program.arena_bytes,
                scratch=program.thread_bytes(), free=free,
-               other=gguf.header_bytes + program.logits_bytes + program.const_bytes + tables + 2 * ffi.sizeof("pe_insn") * len(program.instrs))
+               other=gguf.header_bytes + program.state_bytes + program.logits_bytes + program.const_bytes + tables + 2 * ffi.sizeof("pe_insn") * len(program.instrs))
 
 
 def decide(gguf, *, n_ctx=None, n_threads=1, private=False, free=None, cache_tokens=None, **settings) -> Fit:

@@ -6,6 +6,11 @@ every group; in a group with a window the page may be GONE by itself, for it
 serves only those who still see it. A page that its sequence filled in part is a
 leaf with fewer tokens.
 
+A model with state beside its pages (short convolutions, recurrences) has one more
+group, whose window is STATE and whose "page" is a slot: the state behind the last
+position of the node. A sequence can go on only behind a node that has it, behind
+all of its tokens. Slots are given up one by one, as pages of a window are.
+
 Tokens are compared, never trusted to a hash: an edge is its ids as bytes, found
 in a dict (whose hash of bytes is salted by the interpreter, and equality
 decides) or, for a part of a page, as the neighbour in the sorted list of edges,
@@ -34,6 +39,7 @@ from heapq import heapify, heappop, heappush
 
 PAGE = 64          # positions per page; PE_PAGE in csrc/pyengine.h
 GONE = -1          # table entry of a page that no later position can see
+STATE = -1         # the "window" of a group of slots: position n sees what lies behind position n - 1, and nothing before
 MAX_HITS = 15
 
 
@@ -168,12 +174,13 @@ class Index:
             return 0, []
         path = []
         best = 0
-        windows = [(g, w) for g, w in enumerate(self.windows) if w]
+        windows = [(g, w) for g, w in enumerate(self.windows) if w > 0]
+        states = [g for g, w in enumerate(self.windows) if w == STATE]
         since = [0] * len(windows)   # in group i of these, pages from since[i] on are there
 
-        def whole(n):
-            """Is all there that position n sees?"""
-            return all(since[i] <= max(0, n - w + 1) // PAGE for i, (g, w) in enumerate(windows))
+        def whole(n, last):
+            """Is all there that position n sees, which is in or behind the node `last`?"""
+            return all(last.pages[g] != GONE and n == last.end for g in states) and all(since[i] <= max(0, n - w + 1) // PAGE for i, (g, w) in enumerate(windows))
 
         while True:
             part = edge(tokens, node.end, min(PAGE, limit - node.end))
@@ -185,13 +192,13 @@ class Index:
                 if child.pages[g] == GONE:
                     since[i] = len(path)
             node = child
-            if whole(len(path) * PAGE):
+            if whole(len(path) * PAGE, node):
                 best = len(path) * PAGE
         # The rest of a page: who shares most of it stands beside it.
         rest = None
         for child in self._neighbours(node, part):
             n = len(path) * PAGE + _common(child.edge, part) // WIDTH
-            if n > best and all(child.pages[g] != GONE for g, _ in windows) and whole(n):
+            if n > best and all(child.pages[g] != GONE for g, _ in windows) and whole(n, child):
                 best, rest = n, child
         return best, path[:best // PAGE] + ([rest] if best % PAGE else [])
 

@@ -25,115 +25,14 @@ the step, nothing decided here can change an answer; it decides only who waits.
     before, it goes its own way.
 
 This is not the engine: it runs nothing, samples nothing and knows no text.
-Imported by engine and answer. Imports cache.
+Imported by engine. Imports cache and sequences.
 """
 from bisect import insort
-from collections import deque
 
 from .cache import PAGE, Cache, pages_for
-
-WAITING, RUNNING, DONE = "waiting", "running", "done"
+from .sequences import DONE, RUNNING, WAITING, Chunk, Queue, Sequence
 
 PATIENCE = 256               # steps; half a minute at the 100 ms of a step that computes prompts
-
-
-class Sequence:
-    """Tokens to compute, in order. `tokens` starts as the prompt and grows by what was sampled."""
-
-    __slots__ = ("tokens", "n_prompt", "wanted_from", "computed", "table", "state", "age", "owner", "n_preempted", "rank",
-                 "priority", "key", "space", "parent", "children", "draft", "n_cached", "_reached", "_published")
-
-    def __init__(self, tokens, *, wanted_from=None, owner=None, priority=0, key="", space=None, parent=None):
-        """wanted_from: the first position whose logits are wanted; None: the last one of the prompt.
-        space: sequences share what is cached only within one (adapter, salt)."""
-        assert len(tokens) > 0 and priority in (0, 1)
-        self.tokens = list(tokens)
-        self.n_prompt = len(self.tokens)
-        self.wanted_from = self.n_prompt - 1 if wanted_from is None else wanted_from
-        self.computed = 0            # positions below this are in the cache
-        self.table = None
-        self.state = WAITING
-        self.age = -1
-        self.owner = owner
-        self.n_preempted = 0
-        self.priority, self.key, self.space = priority, key, space
-        self.parent, self.children = parent, ()      # children: those that wait for this prompt
-        self.draft = []              # what the next tokens may be: computed along with the last one, counted only if right
-        self.n_cached = None         # positions that were there when it was first seated
-        self.rank = None
-        self._reached = 0            # most of `computed` so far: what is computed again is no advance
-        self._published = 0          # full pages that the prefix index was told of
-
-    @property
-    def left(self) -> int:
-        return len(self.tokens) - self.computed
-
-
-class Chunk:
-    """Positions start .. start+count-1 of a sequence; the last n_wanted of them want logits, the last n_draft are guesses."""
-
-    __slots__ = ("seq", "start", "count", "n_wanted", "n_draft")
-
-    def __init__(self, seq: Sequence, start: int, count: int, n_wanted: int, n_draft: int):
-        self.seq, self.start, self.count, self.n_wanted, self.n_draft = seq, start, count, n_wanted, n_draft
-
-    def tokens(self) -> list:
-        seq = self.seq
-        if self.n_draft:
-            return seq.tokens[self.start:] + seq.draft
-        return seq.tokens[self.start:self.start + self.count]
-
-
-class Queue:
-    """Those of one priority that wait: first who ran before, by age, then the keys in turn, each by age."""
-
-    def __init__(self):
-        self._back = []              # (age, sequence)
-        self._keys = {}              # key -> its sequences; the first key is the next
-        self._n = 0
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __iter__(self):
-        yield from (seq for _, seq in self._back)
-        for line in self._keys.values():
-            yield from line
-
-    def push(self, seq) -> None:
-        self._keys.setdefault(seq.key, deque()).append(seq)
-        self._n += 1
-
-    def push_back(self, seq) -> None:
-        insort(self._back, (seq.age, seq))
-        self._n += 1
-
-    def head(self):
-        if self._back:
-            return self._back[0][1]
-        return next(iter(self._keys.values()))[0] if self._keys else None
-
-    def pop(self) -> None:
-        """Takes the head away; its key is the last now."""
-        self._n -= 1
-        if self._back:
-            del self._back[0]
-            return
-        key = next(iter(self._keys))
-        line = self._keys.pop(key)
-        line.popleft()
-        if line:
-            self._keys[key] = line
-
-    def remove(self, seq) -> None:
-        self._n -= 1
-        if (seq.age, seq) in self._back:
-            self._back.remove((seq.age, seq))
-            return
-        line = self._keys[seq.key]
-        line.remove(seq)
-        if not line:
-            del self._keys[seq.key]
 
 
 class Scheduler:
@@ -203,6 +102,9 @@ class Scheduler:
         at least one. What a step plans is not counted until commit().
         """
         self.copies = []
+        if self.cache.n_slots:
+            for seq in self.running:     # what guesses that were wrong and steps that did not run have left
+                self.cache.settle(seq.table, seq.computed)
         self._promote()
         self._admit()
         # A turn may fall to sequences that find no page and are too low in rank to take
@@ -440,7 +342,8 @@ class Scheduler:
                 continue
             n_draft = count - 1 if seq.left == 1 else 0
             while True:
-                copies = cache.extend(seq.table, seq.computed, seq.computed + count)
+                end = seq.computed + count
+                copies = cache.extend(seq.table, seq.computed, end, range(end - n_draft, end + 1))
                 if copies is not None:
                     break
                 if n_draft:
@@ -457,7 +360,19 @@ class Scheduler:
             if count > 0:
                 self.copies += copies
                 chunks.append(Chunk(seq, seq.computed, count, self._wanted(seq, count), n_draft))
+        if cache.n_slots:
+            self._save_more(chunks)
         return chunks
+
+    def _save_more(self, chunks) -> None:
+        """States that the next step need not have: where choices of this prompt begin, and at the ends of pages, where other
+        prompts may."""
+        for c in chunks:
+            first, end = c.seq.n_prompt - 1, c.start + c.count
+            if c.seq.children and c.start < first <= end:
+                self.cache.save(c.seq.table, (first,))
+        for c in chunks if self.cache.reuse else ():
+            self.cache.save(c.seq.table, range(c.start - c.start % PAGE + PAGE, c.start + c.count - c.n_draft, PAGE))
 
     def _drop_shared(self) -> bool:
         """Somebody who waits with pages of its parent's prompt gives them up."""
@@ -491,7 +406,8 @@ class Scheduler:
         n = seq.n_prompt - 1
         for child in seq.children:
             if n and min(n, child.wanted_from) == n:
-                child.table, child.computed = self.cache.fork(seq.table, n), n
+                child.table = self.cache.fork(seq.table, n)
+                child.computed = n if child.table is not None else 0
         self._let_go(seq)
 
     def _let_go(self, seq: Sequence) -> None:

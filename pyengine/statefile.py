@@ -44,7 +44,9 @@ def identity(gguf, program) -> dict:
     return {
         "model": {"bytes": sum(f.size for f in gguf.files), "header": digest.hexdigest(), "tensors": sample.hexdigest(), "arch": gguf.arch},
         "settings": {"kv_type": program.kv_type, "page": PAGE, "arithmetic": ARITHMETIC, "adapter": None, **program.graph.choices,
-                     "groups": [[g.window or 0, g.n_kv, g.dk, g.dv, len(g.layers), g.layer_page_bytes] for g in program.groups]},
+                     "groups": [[g.window or 0, g.n_kv, g.dk, g.dv, len(g.layers), g.layer_page_bytes] for g in program.groups]
+                     # slots, that behave as pages of a window do: STATE of prefix.py
+                     + ([[-1, 0, 0, 0, 1, program.slot_bytes]] if program.states else [])},
     }
 
 

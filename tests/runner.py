@@ -26,6 +26,8 @@ class Runner:
             raise
         # slot s, entry p -> a page of its own; 7 is coprime to most totals, so neighbours lie apart
         order = sorted(range(total), key=lambda page: (page * 7 % 5, page))
+        # Sequence s keeps its state in slots 2s and 2s + 1 in turn: {position: slot}, of the last step's beginning and end.
+        self.states = [{0: 2 * slot} for slot in range(max_seqs)]
         self.tables = [tuple(order[slot :: max_seqs]) for slot in range(max_seqs)]
 
     def __enter__(self):
@@ -52,7 +54,13 @@ class Runner:
         for slot, start, ids in parts:
             used = -(-(start + len(ids)) // 64)
             tables = (self.tables[slot][:used],) * len(self.program.groups)
-            seqs.append(Seq(start, len(ids), tables))
+            if self.program.states:
+                known, end = self.states[slot], start + len(ids)
+                before = known[start] if start else 2 * slot
+                seqs.append(Seq(start, len(ids), tables, before, ((end, before ^ 1),)))
+                self.states[slot] = {start: before, end: before ^ 1}
+            else:
+                seqs.append(Seq(start, len(ids), tables))
             tokens.extend(ids)
         logits = self.program.run(Step(tokens=tokens, seqs=seqs, wanted=list(wanted)))
         return np.array([logits.numpy(i) for i in range(len(wanted))], dtype=np.float32).reshape(-1, self.n_vocab)

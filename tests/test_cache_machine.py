@@ -2,7 +2,7 @@
 
 The model writes (tokens up to there) into each position of each page that a step
 would write, copies pages when the cache says so, and reads everything a position
-can see before it believes it.
+can see before it believes it. Of a slot it knows behind which history it was written.
 """
 import random
 
@@ -16,6 +16,7 @@ N_CTX = 7 * PAGE
 VOCABULARY = (1, 257, 65793)         # which begin with equal bytes
 KEYS = ("", "a", ("adapter", "salt"))
 GROUPS = [((0,), (16,)), ((0, 1, 150), (14, 9, 10)), ((0, 0, 64), (12, 12, 9)), ((100,), (9,)), ((0, 150), (40, 7)), ((0,), (7,))]
+SLOTS = (0, 0, 0, 12, 16, 40)
 
 
 def chain(h, tokens):
@@ -38,10 +39,11 @@ class Sequence:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    @initialize(groups=st.sampled_from(GROUPS), reuse=st.sampled_from([True, True, True, False]), seed=st.integers(0, 1 << 30))
-    def build(self, groups, reuse, seed):
+    @initialize(groups=st.sampled_from(GROUPS), reuse=st.sampled_from([True, True, True, False]), n_slots=st.sampled_from(SLOTS), seed=st.integers(0, 1 << 30))
+    def build(self, groups, reuse, n_slots, seed):
         self.windows, self.n_pages = groups
-        self.cache = Cache(self.windows, self.n_pages, reuse=reuse)
+        self.cache = Cache(self.windows, self.n_pages, n_slots=n_slots, reuse=reuse)
+        self.slots = [None] * n_slots    # what each was written behind
         # What each position of each page was written with.
         self.bytes = [[[None] * PAGE for _ in range(n)] for n in self.n_pages]
         self.live = []
@@ -57,6 +59,8 @@ class CacheMachine(RuleBasedStateMachine):
                 page = seq.table.pages[g][p // PAGE]
                 assert page != GONE, f"position {p} is gone, {n} sees it"
                 assert self.bytes[g][page][p % PAGE] == seq.histories[p], f"group {g}, position {p} of {n}"
+        if self.slots and n:
+            assert self.slots[seq.table.states[n]] == seq.histories[n - 1], f"the state at {n}"
 
     def write(self, seq, start, end):
         for g in range(len(self.windows)):
@@ -64,6 +68,10 @@ class CacheMachine(RuleBasedStateMachine):
                 page = seq.table.pages[g][p // PAGE]
                 assert self.cache._refs[g][page] == 1, "written while others refer to it"
                 self.bytes[g][page][p % PAGE] = seq.histories[p]
+        for n, slot in seq.table.states.items():
+            if n > start:
+                assert self.cache._refs[len(self.windows)][slot] == 1, "written while others refer to it"
+                self.slots[slot] = seq.histories[n - 1]
 
     def tokens(self, n):
         """Begins like something that was there before, goes on with few different tokens."""
@@ -101,16 +109,21 @@ class CacheMachine(RuleBasedStateMachine):
         end = min(start + count, N_CTX)
         if end == start:
             return
-        before = self.cache.free, self.cache.cached, [list(p) for p in seq.table.pages]
+        self.cache.settle(seq.table, start)
+        kept = max(start + 1, end - min(draft, end - start - 1))
+        saves = range(kept, end + 1)
+        before = self.cache.free, self.cache.cached, self.cache.slots, [list(p) for p in seq.table.pages], dict(seq.table.states)
         room = self.cache.room(seq.table, start)
         assert room >= start
-        copies = self.cache.extend(seq.table, start, end)
-        assert (copies is not None) == (end <= room)
+        slots = len(self.slots) - self.cache.slots[0] >= len(saves) or not self.slots
+        copies = self.cache.extend(seq.table, start, end, saves)
+        assert (copies is not None) == (end <= room and slots)
         if copies is None:
-            assert before == (self.cache.free, self.cache.cached, [list(p) for p in seq.table.pages])
+            assert before == (self.cache.free, self.cache.cached, self.cache.slots, [list(p) for p in seq.table.pages], seq.table.states)
             return
+        self.cache.save(seq.table, range(start - start % PAGE + PAGE, kept, PAGE))
         if not ran:
-            again = self.cache.extend(seq.table, start, end)
+            again = self.cache.extend(seq.table, start, end, saves)
             assert again == copies
             return
         for g, source, target in copies:
@@ -119,7 +132,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.check_sees(seq, start)
         self.write(seq, start, end)
         self.cache.copied(copies)
-        kept = max(start + 1, end - min(draft, end - start - 1))
         if kept < end:               # refused: other tokens come there
             seq.set(seq.tokens[:kept] + [3])
         seq.computed = kept
@@ -141,7 +153,7 @@ class CacheMachine(RuleBasedStateMachine):
         if how == "again":           # what was just computed is found again, unless it is more than is kept
             table = self.cache.table()
             n = self.cache.match(table, seq.tokens, seq.computed, seq.key)
-            if not any(self.windows):
+            if not any(self.windows) and not self.slots:
                 assert n == (seq.computed if self.cache.reuse else 0)
             seq.table, computed, seq.computed = table, seq.computed, n
             self.check_sees(seq, n)
@@ -160,6 +172,9 @@ class CacheMachine(RuleBasedStateMachine):
                 return
         child = Sequence(seq.key, seq.tokens[:n] + [self.random.choice(VOCABULARY)])
         child.table, child.computed = self.cache.fork(seq.table, n), n
+        assert (child.table is None) == bool(self.slots and n and n not in seq.table.states)
+        if child.table is None:
+            return
         self.check_sees(child, n)
         self.live.append(child)
 
@@ -173,18 +188,20 @@ class CacheMachine(RuleBasedStateMachine):
             records = list(cache.entries(self.random.choice(KEYS), self.random.choice(self.stems)))
         else:
             records = list(cache.entries())
-        saved = [[None if page == GONE else list(self.bytes[g][page]) for g, page in enumerate(r[3])] for r in records]
-        for _ in range(lose):        # window pages that were gone when it was saved
-            if records and any(self.windows):
+        bytes_ = [*self.bytes, self.slots]
+        saved = [[None if page == GONE else bytes_[g][page] if g == len(self.bytes) else list(bytes_[g][page])
+                  for g, page in enumerate(r[3])] for r in records]
+        for _ in range(lose):        # window pages and slots that were gone when it was saved
+            if records and (any(self.windows) or self.slots):
                 i = self.random.randrange(len(records))
-                g = self.random.choice([g for g, w in enumerate(self.windows) if w])
+                g = self.random.choice([g for g, w in enumerate((*self.windows, -1) if self.slots else self.windows) if w])
                 records[i] = records[i][:3] + (tuple(GONE if k == g else p for k, p in enumerate(records[i][3])), True)
         if drop:
             cache.clear()
 
         def fill(i, g, page):
-            assert cache._refs[g][page] == 2
-            self.bytes[g][page] = list(saved[i][g])
+            assert cache._refs[g][page] == 2 and saved[i][g] is not None
+            bytes_[g][page] = saved[i][g] if g == len(self.bytes) else list(saved[i][g])
 
         n = cache.adopt(records, fill)
         assert n <= sum(len(r[2]) for r in records)
@@ -224,6 +241,14 @@ class CacheMachine(RuleBasedStateMachine):
             assert refs == cache._refs[g]
             assert sorted(cache._free[g]) == [page for page in range(n) if not refs[page]]
             assert (cache.free[g], cache.cached[g], cache.used[g]) == (n - used - cached, cached, used)
+        if self.slots:
+            held, known = {s for seq in self.live for s in seq.table.states.values()}, set()
+            for slot, node in enumerate(cache._entry[len(self.windows)]):
+                if node is not None:
+                    assert node.alive and node.pages[-1] == slot
+                    known.add(slot)
+            assert cache.slots == (len(held), len(known - held))
+            assert sorted(cache._free[-1]) == sorted(set(range(len(self.slots))) - held - known)
 
     @invariant()
     def the_tree_is_whole(self):
@@ -235,7 +260,7 @@ class CacheMachine(RuleBasedStateMachine):
         for key, root in index._roots.items():
             assert root.alive and root.key == key and root.children
             stack, nodes = [(root, key)], 0
-            cached = [0] * len(self.windows)
+            cached = [0] * (len(self.windows) + bool(self.slots))
             while stack:
                 node, h = stack.pop()
                 assert node.alive and node.root is root
@@ -250,6 +275,9 @@ class CacheMachine(RuleBasedStateMachine):
                         if page != GONE:
                             assert seen.setdefault((g, page), node) is node and self.cache._entry[g][page] is node
                             cached[g] += self.cache._refs[g][page] == 1
+                            if g == len(self.windows):
+                                assert self.slots[page] == h, "the index knows a state that is not behind its node"
+                                continue
                             assert self.bytes[g][page][:len(histories)] == histories, "the index says what is not there"
                 if node.children:
                     assert node is root or node.end % PAGE == 0, "behind a partial page"
@@ -274,14 +302,14 @@ class CacheMachine(RuleBasedStateMachine):
             return
         while self.live:
             self.close(0, "publish")
-        assert not any(self.cache.used)
+        assert not any(self.cache.used) and not self.cache.slots[0]
         # Everything that is cached can be had by one who needs it.
         table = self.cache.table()
         room = self.cache.room(table, 0)
         assert room == PAGE * min(self.n_pages) and self.cache.extend(table, 0, room) == []
         self.cache.release(table)
         self.cache.clear()
-        assert self.cache.free == self.n_pages and not any(self.cache.cached)
+        assert self.cache.free == self.n_pages and not any(self.cache.cached) and self.cache.slots == (0, 0)
         assert not self.cache._index._roots and not self.cache._copying
 
 

@@ -68,10 +68,10 @@ class Guesses:
         self.answers.clear()
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "lfm2"])
 def gguf(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param) / "m.gguf"
-    write(path, Spec(arch=request.param, seed=11, n_layer=2 if request.param == "llama" else 6))
+    write(path, Spec(arch=request.param, seed=11, n_layer={"llama": 2, "gemma3": 6, "lfm2": 3}[request.param]))
     with GGUF(path) as g:
         yield g
 

@@ -8,7 +8,7 @@ import pyengine
 from pyengine import fit, plan
 from pyengine.engine import BATCH_ROWS, Engine, Request
 from pyengine.gguf import GGUF
-from pyengine.schedule import Chunk
+from pyengine.sequences import Chunk
 from pyengine.sampling import Params, Sampler
 from tiny_gguf import Spec, write
 

@@ -2,7 +2,8 @@
 import pytest
 
 from pyengine.cache import Cache, PAGE
-from pyengine.schedule import DONE, RUNNING, WAITING, Scheduler, Sequence
+from pyengine.schedule import Scheduler
+from pyengine.sequences import DONE, RUNNING, WAITING, Sequence
 
 
 def scheduler(*, windows=(0,), n_pages=(64,), max_seqs=4, max_tokens=512, max_wanted=32, reuse=True, **more):

@@ -3,14 +3,15 @@
 What a position's keys and values are is a function of the tokens up to it; here they are a number for that prefix.
 Every step makes its copies and writes its positions into a model of the pages, and every position that a row can
 see has to hold the number of its own sequence's prefix: a page that is shared, copied, evicted, forked or guessed
-into wrongly shows at once. Answers are a function of prefix, choice and position, so each must come out as it would alone.
+into wrongly shows at once. So does a state that is not that of the prefix before the row. Answers are a function of prefix, choice and position, so each must come out as it would alone.
 """
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pyengine.cache import PAGE, Cache, pages_for
-from pyengine.schedule import RUNNING, WAITING, Scheduler, Sequence
+from pyengine.schedule import Scheduler
+from pyengine.sequences import RUNNING, WAITING, Sequence
 
 N_CTX = 4 * PAGE
 
@@ -42,12 +43,14 @@ class Model:
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(max_seqs=st.integers(1, 5), max_tokens=st.integers(1, 90), max_wanted=st.integers(1, 6),
-                window=st.sampled_from([0, 1, 64, 100]), spare=st.integers(0, 6), reuse=st.booleans())
-    def build(self, max_seqs, max_tokens, max_wanted, window, spare, reuse):
+                window=st.sampled_from([0, 1, 64, 100]), spare=st.integers(0, 6), reuse=st.booleans(), slots=st.sampled_from([None, None, 0, 3, 40]))
+    def build(self, max_seqs, max_tokens, max_wanted, window, spare, reuse, slots):
         self.limits = (max_seqs, max_tokens, max_wanted)
         windows = (0, window) if window else (0,)
         n_pages = [pages_for(w, N_CTX, max_tokens) + spare for w in windows]
-        self.cache = Cache(windows, n_pages, reuse=reuse)
+        n_slots = 0 if slots is None else 2 * max_seqs + slots
+        self.cache = Cache(windows, n_pages, n_slots=n_slots, reuse=reuse)
+        self.slots = [None] * n_slots
         self.s = Scheduler(self.cache, max_seqs=max_seqs, max_tokens=max_tokens, max_wanted=max_wanted, patience=30)
         self.pages = [[[None] * PAGE for _ in range(n)] for n in n_pages]
         self.live = {}               # by age
@@ -137,12 +140,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix = model.prefix(c.seq.tokens, c.start)
         for p, t in enumerate(tokens, c.start):
             prefix = extended(prefix, t)
+            if self.slots and p + 1 in c.seq.table.states:
+                self.slots[c.seq.table.states[p + 1]] = prefix
             for pages, table in zip(self.pages, c.seq.table.pages):
                 pages[table[p // PAGE]][p % PAGE] = prefix
 
     def see(self, c):
-        """What the first row sees of earlier steps, and its own."""
+        """What the first row sees of earlier steps, and its own. No slot that is read in a step is written in it."""
         model = self.live[c.seq]
+        if self.slots and c.start:
+            assert self.slots[c.seq.table.states[c.start]] == model.prefix(c.seq.tokens, c.start), f"the state at {c.start} is not this sequence's"
         for window, pages, table in zip(self.cache.windows, self.pages, c.seq.table.pages):
             for p in range(max(0, c.start - window + 1) if window else 0, c.start + 1):
                 assert pages[table[p // PAGE]][p % PAGE] == model.prefix(c.seq.tokens, p + 1), f"position {p} is not this sequence's"
@@ -187,6 +194,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         written = [(g, c.seq.table.pages[g][p]) for c in chunks for g in range(len(self.pages))
                    for p in range(c.start // PAGE, (c.start + c.count - 1) // PAGE + 1)]
         assert len(set(written)) == len(written), "two sequences write one page"
+        if self.slots:
+            for c in chunks:
+                end = c.start + c.count
+                assert set(range(end - c.n_draft, end + 1)) <= set(c.seq.table.states), "the state behind the step is not kept"
+            slots = [slot for c in chunks for n, slot in c.seq.table.states.items() if n > c.start]
+            read = {c.seq.table.states[c.start] for c in chunks if c.start}
+            assert len(set(slots)) == len(slots) and not read & set(slots), "a slot is written twice, or read as well"
 
     def check_order(self, before):
         """People before batch: who waits with priority 0 finds no seat that batch work has."""
@@ -218,6 +232,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             held = {p for t in tables for p in t.pages[g] if p >= 0} | {c[1] for t in tables for c in t.copies if c[0] == g}
             assert len(held) == self.cache.used[g]
             assert self.cache.used[g] + self.cache.cached[g] + self.cache.free[g] == n
+        assert len({slot for t in tables for slot in t.states.values()}) == self.cache.slots[0]
         waiting = [q for q in self.live if q.state == WAITING]
         assert len(waiting) == self.s.n_waiting and len(self.s.running) + len(waiting) == len(self.live)
 
@@ -228,7 +243,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(60 * todo + 60):
             if not self.step(None):
                 break
-        assert not self.live and self.s.idle and not any(self.cache.used)
+        assert not self.live and self.s.idle and not any(self.cache.used) and not self.cache.slots[0]
         self.cache.clear()
         assert self.cache.free == self.cache.n_pages
 

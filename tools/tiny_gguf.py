@@ -49,7 +49,8 @@ def pack(array, type_name):
 
 
 def type_of(spec, name):
-    if not name.endswith(".weight") or "_norm" in name or name.startswith(("rope_", "position_", "token_types")) or "ffn_gate_inp" in name or "_sinks" in name:
+    small = ("_norm", ".conv.", "rope_", "position_", "token_types", "ffn_gate_inp", "_sinks")
+    if not name.endswith(".weight") or any(part in name for part in small):
         return "F32"
     for end, type_name in spec.types:
         if name.endswith(end):
@@ -95,6 +96,8 @@ def metadata(spec):
     elif a == "granite":
         optional = {"embedding_scale": spec.embedding_scale, "attention.scale": spec.attention_scale, "residual_scale": spec.residual_scale,
                     "logit_scale": spec.logit_scale}
+    elif a == "lfm2":
+        optional = {"shortconv.l_cache": spec.taps, "attention.sliding_window": spec.lfm_window, "vocab_size": spec.n_vocab}
     else:
         optional = {"attention.temperature_scale": spec.temperature, "rope.scaling.yarn_log_multiplier": spec.yarn_log_multiplier}
     optional["rope.scaling.attn_factor"] = spec.rope_attn_factor

@@ -24,15 +24,16 @@ WRONG = {
     **dict.fromkeys(("ernie4_5", "exaone", "internlm2", "pangu-embedded", "xverse"), ("rope", "norm", "scale")),
     "granite": ("rope", "norm", "embedding scale", "attention scale", "residual scale", "logit scale"),
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
+    "lfm2": ("rope", "norm", "head norm", "taps", "gates"),
     "bert": ("norm", "scale", "bias", "positions", "types", "direction"),
 }
 DECODERS = tuple(arch for arch in WRONG if arch != "bert")
 WRONG_EXPERTS = ("expert order", "experts used")  # as well, where there are experts
 EXPERTS = {"qwen3moe": (8, 3), "gpt-oss": (8, 3)}  # experts, and how many a token takes; llama has them where the spec says so
-HALVES = ("gpt-oss", "exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
+HALVES = ("gpt-oss", "exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "lfm2", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
-LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
+LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "lfm2": 4, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
 BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo", "gpt-oss": "qkvoe",
           "bert": "qkvof"}  # o: output, f: feed-forward, e: experts and router
 
@@ -76,6 +77,8 @@ class Spec:
     temperature: float = 0.0  # mistral3: 0 leaves the key out
     window: int = 8  # gemma2, gemma3, cohere2: sliding window, smaller than any chunk; 0: no key. phi3: the key is 0 unless phi_window
     phi_window: int = 0
+    taps: int = 3  # lfm2, whose layers with no KV heads are short convolutions; if n_head_kv is one number, the first and third
+    lfm_window: int = 0  # lfm2: of the layers that attend; 0: no key
     window_pattern: int = 0  # the same: 0 leaves the key out, and two, six or four is meant
     rope_base_swa: float = 0.0  # gemma3: 0 leaves the key out, and 10000 is meant
     attention_softcap: float = 3.0  # gemma2; 0 leaves the key out, and 50 is meant
@@ -100,6 +103,8 @@ class Spec:
             if len(value) not in (1, self.n_layer):
                 raise ValueError(f"{name}: {len(value)} values for {self.n_layer} layers")
             object.__setattr__(self, name, value)
+        if self.arch == "lfm2" and len(self.n_head_kv) == 1:
+            object.__setattr__(self, "n_head_kv", tuple(i % 2 * self.n_head_kv[0] for i in range(self.n_layer)))
         if (self.biases and self.arch not in BIASES) or (self.rope_freqs and self.arch not in ("llama", "granite", "mistral3")):
             raise ValueError(f"{self.arch} has no biases, or no rope_freqs")
         for name, arch, value in (("biases", ("qwen2", "gpt-oss", "bert"), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):

@@ -40,7 +40,7 @@ def weights(spec):
         return encoder_weights(spec, out, matrix, norm, bias)
     rows, d, gemma, a = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch in GEMMA, spec.arch
     matrix("token_embd.weight", rows, spec.n_embd, 3.0)
-    norm("output_norm.weight", spec.n_embd)
+    norm("token_embd_norm.weight" if a == "lfm2" else "output_norm.weight", spec.n_embd)
     if not spec.tied:
         matrix("output.weight", rows, spec.n_embd, 3.0 * (spec.logit_scale or 1.0 if a == "granite" else 1.0))
     if spec.rope_freqs:
@@ -51,20 +51,25 @@ def weights(spec):
     for i in range(spec.n_layer):
         blk, kv, ff = f"blk.{i}.", spec.kv_heads(i), spec.ff(i)
         norm(blk + "attn_norm.weight", spec.n_embd)
-        # q is drawn wide enough that attention is far from uniform and a wrong rope shows
-        matrix(blk + "attn_q.weight", spec.n_head * d, spec.n_embd, 2.0)
-        bias(blk + "attn_q.bias", spec.n_head * d)
-        matrix(blk + "attn_k.weight", kv * d, spec.n_embd)
-        bias(blk + "attn_k.bias", kv * d)
-        matrix(blk + "attn_v.weight", kv * d, spec.n_embd)
-        bias(blk + "attn_v.bias", kv * d)
         loud = 6.0 if a == "gemma" else 1.5  # else its scaled embeddings drown the blocks
-        matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, loud)
-        bias(blk + "attn_output.bias", spec.n_embd, 0.2, "o")
-        if spec.fused:
+        if not kv:
+            matrix(blk + "shortconv.in_proj.weight", 3 * spec.n_embd, spec.n_embd, 1.5)
+            matrix(blk + "shortconv.conv.weight", spec.n_embd, spec.taps)
+            matrix(blk + "shortconv.out_proj.weight", spec.n_embd, spec.n_embd, loud)
+        else:
+            # q is drawn wide enough that attention is far from uniform and a wrong rope shows
+            matrix(blk + "attn_q.weight", spec.n_head * d, spec.n_embd, 2.0)
+            bias(blk + "attn_q.bias", spec.n_head * d)
+            matrix(blk + "attn_k.weight", kv * d, spec.n_embd)
+            bias(blk + "attn_k.bias", kv * d)
+            matrix(blk + "attn_v.weight", kv * d, spec.n_embd)
+            bias(blk + "attn_v.bias", kv * d)
+            matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, loud)
+            bias(blk + "attn_output.bias", spec.n_embd, 0.2, "o")
+        if spec.fused and kv:
             for kind in ("weight", "bias") if spec.biases else ("weight",):
                 out[f"{blk}attn_qkv.{kind}"] = np.concatenate([out.pop(f"{blk}attn_{part}.{kind}") for part in "qkv"])
-        if a in ("gemma3", "qwen3", "qwen3moe"):
+        if a in ("gemma3", "qwen3", "qwen3moe", "lfm2") and kv:
             norm(blk + "attn_q_norm.weight", d)
             norm(blk + "attn_k_norm.weight", d)
         if gemma:
@@ -146,7 +151,13 @@ def make_wrong(spec, arrays, what):
         name = {"positions": "position_embd.weight", "types": "token_types.weight"}[what]
         arrays[name] = np.ascontiguousarray(np.roll(arrays[name], 1, axis=0))
     elif what == "head norm":
-        arrays["blk.0.attn_k_norm.weight"] = np.ones_like(arrays["blk.0.attn_k_norm.weight"])
+        name = next(n for n in arrays if n.endswith("attn_k_norm.weight"))
+        arrays[name] = np.ones_like(arrays[name])
+    elif what == "taps":
+        arrays["blk.0.shortconv.conv.weight"] = arrays["blk.0.shortconv.conv.weight"][:, ::-1].copy()
+    elif what == "gates":
+        name, n = "blk.0.shortconv.in_proj.weight", spec.n_embd
+        arrays[name] = np.concatenate([arrays[name][n : 2 * n], arrays[name][:n], arrays[name][2 * n :]])
     elif what == "factors":
         long, short = "rope_factors_long.weight", "rope_factors_short.weight"
         arrays[long], arrays[short] = arrays[short], arrays[long]

@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "gpt-oss": "gpt_oss",
     "granite": "granite",
     "internlm2": "llama",
+    "lfm2": "lfm2",
     "llama": "llama",
     "mistral3": "mistral3",
     "pangu-embedded": "qwen2",

@@ -48,23 +48,24 @@ class Hyper:
     n_ff_expert: int = 0
     expert_scale: float = 1.0           # of the weights of a token's experts
     both: bool = False                  # attention sees what comes after a token, too
+    taps: int = 0                       # positions that a short convolution sees, its own included
 
     def with_(self, **values):
         return dataclasses.replace(self, **values)
 
 
-def read(gguf, arch, norm="rms", experts=False, causal=True) -> Hyper:
+def read(gguf, arch, norm="rms", experts=False, causal=True, least_kv=1) -> Hyper:
     """Reads and checks the keys all families share. experts: the family may have them; causal: what a file means that does not
-    say. GGUFError names key, value and range."""
+    say; least_kv 0: a layer without KV heads does not attend. GGUFError names key, value and range."""
     at = f"{arch}."
     n_layer = gguf.get_int(at + "block_count", lo=1, hi=1024)
     n_embd = gguf.get_int(at + "embedding_length", lo=1, hi=1 << 20)
     n_ctx_train = gguf.get_int(at + "context_length", lo=1, hi=(1 << 32) - 1)
     n_head = per_layer(gguf, at + "attention.head_count", n_layer, lo=1, hi=65536)
-    n_kv = per_layer(gguf, at + "attention.head_count_kv", n_layer, lo=1, hi=65536, default=n_head)
+    n_kv = per_layer(gguf, at + "attention.head_count_kv", n_layer, lo=least_kv, hi=65536, default=n_head)
     n_ff = per_layer(gguf, at + "feed_forward_length", n_layer, lo=1, hi=1 << 24)
     for i, (h, kv) in enumerate(zip(n_head, n_kv)):
-        if kv > h or h % kv:
+        if kv > h or kv and h % kv:
             raise GGUFError(f"{gguf.path}: key '{at}attention.head_count_kv' is {kv} in layer {i}, "
                             f"expected a divisor of head_count, which is {h}", key=at + "attention.head_count_kv")
     if at + "attention.key_length" not in gguf and n_embd % n_head[0]:

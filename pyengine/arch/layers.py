@@ -104,10 +104,10 @@ def classifier(g, x, hp):
     g.logits(g.linear(x, g.weight("cls.output.weight", hp.n_embd, g.labels), g.optional_vector("cls.output.bias", g.labels)))
 
 
-def head(g, x, hp, ignorable=()):
+def head(g, x, hp, ignorable=(), *, last_norm="output_norm"):
     """The last norm and the logits, by output.weight, or by the embedding where the file ties them; of a reranker its
     classifier's. The graph is complete: tensors that it does not use are an error, unless their names end in one of `ignorable`."""
-    x = g.embeddings(norm(g, g.wanted(x), "output_norm", hp))
+    x = g.embeddings(norm(g, g.wanted(x), last_norm, hp))
     if g.has("cls.output.weight"):
         classifier(g, x, hp)
         return g.check_all_used((*ignorable, "output.weight", "output.bias"))

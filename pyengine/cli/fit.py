@@ -114,7 +114,7 @@ def lines(r: dict):
                        + (f", {size(b['cache'])} in all for up to {r['sequences']}" if b["cache"] > b["sequence"] else ""))
     yield "arena", f"{size(b['arena'])} for steps of up to {r['n_batch']} tokens"
     yield "threads", f"{r['threads']} with {size(b['thread'])} each"
-    yield "other", f"{size(b['other'])}: header, logits, tables"
+    yield "other", f"{size(b['other'])}: header, logits, tables, state"
     yield "its own", f"{size(b['own'])} that must be free" + (f", at least {size(b['least'])}" if b["own"] > b["least"] else "")
     if r["available"] is not None:
         yield "available", f"{size(r['available'])}, of which {size(r['usable'])} may be used"

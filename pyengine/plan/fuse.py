@@ -7,11 +7,11 @@ Imported by plan/program.py. Imports plan/ops only.
 
 from .ops import EW, NORMS, Instr
 
-COUNT_ROWS = ("NORM", "GLU", "ATTN_OUT")    # instructions that can write activation rows
+COUNT_ROWS = ("NORM", "GLU", "ATTN_OUT", "CONV")    # instructions that can write activation rows
 
 
 def fuse(instrs):
-    for rule in (glu, wanted_norm, add_norm, post_norm, gain, heads, quantize, ffn):
+    for rule in (glu, conv_gate, wanted_norm, add_norm, post_norm, gain, heads, quantize, ffn):
         instrs = rule(instrs)
     return phases(instrs)
 
@@ -63,6 +63,20 @@ def glu(instrs):
                       {"k": i.n["k"], "kind": a.n["kind"]}, label=i.label)
         out.append(i)
     return [i for i in out if id(i) not in gone]
+
+
+def conv_gate(instrs):
+    """conv(x) * gate -> a convolution that multiplies what it has made. The order of a product does not matter to its bits."""
+    index, gone = Index(instrs), set()
+    for i in instrs:
+        for name, other in (("x", "b"), ("b", "x")):
+            c = index.maker(i.args[name]) if is_ew(i, "mul") and id(i) not in gone else None
+            # The gate is there before the convolution runs only if what makes it stands before.
+            if (c is not None and c.op == "CONV" and "gate" not in c.args and len(index.readers(i.args[name])) == 1
+                    and any(index.maker(i.args[other]) is m for m in instrs[:instrs.index(c)])):
+                c.args["gate"], c.args["y"] = i.args[other], i.args["y"]
+                gone.add(id(i))
+    return [i for i in instrs if id(i) not in gone]
 
 
 def wanted_norm(instrs):

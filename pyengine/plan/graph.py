@@ -8,6 +8,7 @@ word checks its widths against the file, so a graph that was built fits its tens
 Imported by arch/ and plan/. Imports errors and quants only.
 """
 
+import math
 import struct
 
 from ..errors import GGUFError, RequestError, UnsupportedError
@@ -46,7 +47,7 @@ class Weight:
 
     @property
     def _unit(self):        # bytes of a row or an element: vectors are stored in types without blocks
-        return self.tensor.row_bytes if self.role == "matrix" else self.tensor.row_bytes // self.tensor.shape[0]
+        return self.tensor.row_bytes if self.role == "matrix" else self.tensor.nbytes // math.prod(self.tensor.shape)
 
     @property
     def offset(self):
@@ -198,6 +199,12 @@ class Graph:
         self.both = both
         return self._node("attention", (q, k, v), (sinks,), width=n_head * dv, label=f"blk.{layer}.attn", n_head=n_head, n_kv=n_kv,
                           dk=k.width // n_kv, dv=dv, scale=scale, window=window, softcap=softcap, layer=layer, both=both)
+
+    def short_conv(self, x, name, taps):
+        """A causal convolution of each channel by itself: the sum of weight[channel, j] * x at taps-1-j positions before,
+        over the rows of this step and what is kept of earlier ones. Before position 0 there is nothing."""
+        tensor = self.weight(name, taps, x.width, role="vector").tensor
+        return self._node("short_conv", (x,), (Weight(name, tensor, "vector", 0, taps * x.width),), width=x.width, label=name, taps=taps)
 
     def add(self, a, b):
         return self._node("add", (a, b), width=a.width, label=a.label)

@@ -11,7 +11,7 @@ from collections import Counter
 from decimal import Context, Decimal
 
 from ..errors import RequestError, UnsupportedError
-from .ops import ACTIVATIONS, BY, CHUNK, EW, KV_TYPES, NORMS, PAGE, ROPES, ROUTES, SPLIT_ROWS, Const, Instr, Pages, Value, up
+from .ops import ACTIVATIONS, BY, CHUNK, EW, KV_TYPES, NORMS, PAGE, ROPES, ROUTES, SPLIT_ROWS, Const, Instr, Pages, State, Value, up
 
 FORMS = ("f32", "q32", "q256")          # PE_ACT_*
 PART_FLOATS = 1 << 22                   # chunk results kept at most, 16 MB: beyond it attention is not split
@@ -106,7 +106,7 @@ class Lowering:
     def __init__(self, graph, rows, isa, n_ctx, kv_type, tuned=None, demoted=0, max_tokens=512):
         self.demoted, self.max_tokens = demoted, max_tokens
         self.graph, self.rows, self.isa, self.n_ctx, self.kv_type, self.tuned = graph, rows, isa, n_ctx, kv_type, tuned
-        self.instrs, self.groups = [], []
+        self.instrs, self.groups, self.states = [], [], []
         self.values = {}                # node id -> Value of kind f32
         self.forms = {}                 # (node id, form) -> Value
         self.lists = {}                 # route node id -> Value of kind list
@@ -125,7 +125,7 @@ class Lowering:
     def run(self):
         for node in self.graph.nodes:
             getattr(self, node.op)(node)
-        return self.instrs, self.groups
+        return self.instrs, self.groups, self.states
 
     # ---- helpers --------------------------------------------------------------------
 
@@ -152,16 +152,20 @@ class Lowering:
         if weight is None or weight.tensor.type_name == "F32":
             return weight
         if weight.key not in self.consts:
-            t, n = weight.tensor, weight.n
-            raw = self.graph.gguf.files[t.file].buffer[weight.offset : weight.offset + weight.nbytes]
-            if t.type_name == "F64":    # rounded once; array() where struct would refuse what float32 does not hold
-                data = array.array("f", array.array("d", bytes(raw))).tobytes()
-            elif t.type_name == "F16":
-                data = struct.pack(f"<{n}f", *struct.unpack(f"<{n}e", raw))
-            else:                       # BF16: the upper half of a float32
-                data = b"".join(b"\0\0" + bytes(raw[2 * i : 2 * i + 2]) for i in range(n))
-            self.consts[weight.key] = Const(weight.name, data)
+            self.consts[weight.key] = Const(weight.name, self.floats(weight))
         return self.consts[weight.key]
+
+    def floats(self, weight) -> bytes:
+        """A vector's float32 values."""
+        t, n = weight.tensor, weight.n
+        raw = self.graph.gguf.files[t.file].buffer[weight.offset : weight.offset + weight.nbytes]
+        if t.type_name == "F64":        # rounded once; array() where struct would refuse what float32 does not hold
+            return array.array("f", array.array("d", bytes(raw))).tobytes()
+        if t.type_name == "F16":
+            return struct.pack(f"<{n}f", *struct.unpack(f"<{n}e", raw))
+        if t.type_name == "BF16":       # the upper half of a float32
+            return b"".join(b"\0\0" + bytes(raw[2 * i : 2 * i + 2]) for i in range(n))
+        return bytes(raw)
 
     def activation(self, node, form):
         """The rows of `node` in the form a kernel wants; all forms that are wanted are made at once."""
@@ -268,6 +272,15 @@ class Lowering:
                   {**heads, "window": a["window"], "group": group, "cap": cap, "both": int(a["both"])},
                   {"scale": a["scale"], "softcap": a["softcap"]})
         self.emit("ATTN_OUT", node, {"part": part, "y": y, "sinks": sinks}, {**heads, "window": a["window"], "cap": cap}, label="merge")
+
+    def short_conv(self, node):
+        """The weights go tap by tap: lanes are channels. A slot keeps the taps - 1 rows before a position."""
+        w, k, taps = node.weights[0], node.width, node.attrs["taps"]
+        values = array.array("f", self.floats(w))
+        turned = Const(w.name, b"".join(values[j::taps].tobytes() for j in range(taps)))
+        state = State(sum(s.nbytes for s in self.states), (taps - 1) * up(k, 16) * 4, f"{w.name}.state")
+        self.states.append(state)
+        self.emit("CONV", node, {"x": self.of(node.inputs[0]), "w": turned, "y": self.new(node), "state": state}, {"k": k, "taps": taps})
 
     def add(self, node):
         self.ew(node, "add")

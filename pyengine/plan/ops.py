@@ -51,6 +51,7 @@ OPS = {
     "GROUP": Op(11, {"list": "u"}, ("n_expert",)),
     "GATHER": Op(12, {"x": "r", "list": "r", "y": "w"}, ("k", "act", "n_expert")),
     "MIX": Op(13, {"x": "r", "weights": "r", "list": "r", "y": "w"}, ("k", "n_expert")),
+    "CONV": Op(16, {"x": "r", "w": "r", "y": "w", "state": "u", "gate": "r", "q32": "w", "q256": "w"}, ("k", "taps")),
 }
 
 
@@ -88,6 +89,16 @@ class Pages:
 
     def __init__(self, group, index, name):
         self.group, self.index, self.name = group, index, name
+
+
+class State:
+    """What one layer keeps of every sequence beside its pages: `nbytes` in each slot. The pool of slots of a layer lies
+    behind those of the layers before it; `before` is what these take of a slot."""
+
+    __slots__ = ("before", "nbytes", "name")
+
+    def __init__(self, before, nbytes, name):
+        self.before, self.nbytes, self.name = before, nbytes, name
 
 
 class Instr:

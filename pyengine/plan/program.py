@@ -18,23 +18,27 @@ from ..native import demoted, ffi, isa_mask, lib, rows
 from . import fuse as fusion
 from .graph import Graph, Weight
 from .lower import FORMS, Lowering
-from .ops import COUNTS, KV_TYPES, OPS, PAGE, Const, Pages, up
+from .ops import COUNTS, KV_TYPES, OPS, PAGE, Const, Pages, State, up
 
-ARENA, CONSTS, LOGITS, HIDDEN, FILES = range(5)       # regions; then one per file, then one per cache group
+ARENA, CONSTS, LOGITS, HIDDEN, FILES = range(5)       # regions; then one per file, one per cache group, one for state
+SNAPSHOTS = 64               # slots of state beside those that running sequences need: what is kept for others to go on from, and guesses
 # mmap's default, shared with children, is a kind of file to the system: no huge pages, and no part of `ulimit -d`.
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 WHOLE_SEQS = 32              # of a step of texts that are never split: 512 rows are so many sentences
-STEP_FIELDS = ("counts", "tokens", "start", "count", "tables", "wanted", "copies")
+STEP_FIELDS = ("counts", "tokens", "start", "count", "tables", "wanted", "copies", "slots", "saves")
 
 
 @dataclasses.dataclass(frozen=True)
 class Seq:
     """One sequence's part of a step: `count` rows from position `start`; tables[g][p] is the page of
-    group g that holds positions 64p..64p+63."""
+    group g that holds positions 64p..64p+63. slot: where the state behind position start-1 is; saves: (n, slot), n ascending
+    in start+1 .. start+count: the slot gets the state behind the first n positions."""
 
     start: int
     count: int
     tables: tuple
+    slot: int = -1
+    saves: tuple = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Program:
         self.max_seqs, self.max_tokens, self.max_wanted = max_seqs, max_tokens, max_wanted
         self.kv_type = kv_type
         lowering = Lowering(graph, rows(), isa, n_ctx, kv_type, tuned, behind, max_tokens)
-        self.instrs, groups = lowering.run()
+        self.instrs, groups, self.states = lowering.run()
         self.output = None if graph.output is None else lowering.of(graph.output)      # None: there is no head
         self.hidden = lowering.of(graph.hidden)
         if fuse:
@@ -113,6 +117,9 @@ class Program:
         self.arena_bytes = self._lay_arena()
         self.logits_bytes = max_wanted * ((self.output.row_bytes if self.output else 0) + self.hidden.row_bytes)
         self.n_pages, self._first_group = (1,) * len(groups), FILES + len(gguf.files)
+        # A running sequence reads a slot and writes another; what else there is serves those to come.
+        self.n_slots = 2 * max_seqs + SNAPSHOTS if self.states else 0
+        self.slot_bytes = sum(s.nbytes for s in self.states)
         self._prog = self._pool = None
         self._profile = self._thread_bytes = None
         self._memory = []
@@ -142,7 +149,7 @@ class Program:
         first, last, values, phase = {}, {}, {}, 0
         for i in self.instrs:
             for v in i.touched("rwu"):
-                if not isinstance(v, (Const, Pages, Weight)) and v is not self.output and v is not self.hidden:
+                if not isinstance(v, (Const, Pages, State, Weight)) and v is not self.output and v is not self.hidden:
                     values[id(v)] = v
                     first.setdefault(id(v), phase)
                     last[id(v)] = phase
@@ -174,6 +181,7 @@ class Program:
         regions = [(_address(m), len(m), True) for m in memory]
         regions += [(f.address, f.size, False) for f in self.gguf.files]
         memory += [self._allocate(n * g.page_bytes) for n, g in zip(pages, self.groups)]
+        memory += [self._allocate(self.n_slots * self.slot_bytes)] if self.states else []
         regions += [(_address(m), len(m), True) for m in memory[FILES:]]
         self._memory = memory
         self._logits, self._hidden = regions[LOGITS][0], regions[HIDDEN][0]
@@ -216,6 +224,7 @@ class Program:
         l.max_tokens, l.max_seqs, l.max_wanted = self.max_tokens, self.max_seqs, self.max_wanted
         l.kv_type = KV_TYPES[self.kv_type][0]
         l.n_ctx, l.n_ids, l.n_groups, l.max_pages = self.n_ctx, self.n_ids, len(self.groups), -(-self.n_ctx // PAGE)
+        l.n_slots = self.n_slots
         for i, (n, g) in enumerate(zip(pages, self.groups)):
             l.n_pages[i], l.page_region[i] = n, self._first_group + i
             l.page_bytes[i], l.n_layers[i] = g.layer_page_bytes, len(g.layers)
@@ -241,6 +250,8 @@ class Program:
             return CONSTS, v.offset
         if isinstance(v, Pages):
             return self._first_group + v.group, v.index * self.n_pages[v.group] * self.groups[v.group].layer_page_bytes
+        if isinstance(v, State):
+            return self._first_group + len(self.groups), v.before * self.n_slots
         return (LOGITS, 0) if v is self.output else (HIDDEN, 0) if v is self.hidden else (ARENA, v.offset)
 
     def _encode(self, c, i):
@@ -269,9 +280,11 @@ class Program:
         self._count = ffi.new("int32_t[]", self.max_seqs)
         self._tables = ffi.new("int32_t[]", max(1, len(self.groups)) * self.max_seqs * self._max_pages)
         self._wanted = ffi.new("int32_t[]", self.max_wanted)
+        self._slots = ffi.new("int32_t[]", self.max_seqs)
         self._step, self._bad = ffi.new("pe_step *"), ffi.new("int32_t[2]")
         s = self._step
         s.tokens, s.start, s.count, s.tables, s.wanted = self._tokens, self._start, self._count, self._tables, self._wanted
+        s.slots = self._slots
 
     def run(self, step: Step) -> Logits:
         """Runs one step. FileChangedError, StoppedError (nothing was committed), RequestError (the step
@@ -292,14 +305,20 @@ class Program:
         copies = ffi.new("int32_t[]", [x for c in step.copies for x in c] or [0])
         s.n_tokens, s.n_seqs, s.n_wanted, s.n_copies, s.copies = n, n_seqs, n_wanted, len(step.copies), copies
         s.n_threads, s.n_hidden = step.n_threads, step.n_hidden
+        saves, row = [], 0
         for i, seq in enumerate(step.seqs):
-            self._start[i], self._count[i] = seq.start, seq.count
+            self._start[i], self._count[i], self._slots[i] = seq.start, seq.count, seq.slot
+            for at, slot in seq.saves:
+                saves += row + at - seq.start - 1, slot
+            row += seq.count
             for g, table in enumerate(seq.tables):
                 at = (g * n_seqs + i) * self._max_pages
                 need = min(-(-(seq.start + seq.count) // PAGE), self._max_pages)
                 if len(table) < need:
                     raise RequestError(f"sequence {i} has {len(table)} pages in group {g}, expected at least {need}", param="tables")
                 self._tables[at : at + need] = table[:need] if len(table) != need else table
+        saves = ffi.new("int32_t[]", saves or [0, 0]) if self.states else ffi.NULL
+        s.saves, s.n_saves = saves, sum(len(seq.saves) for seq in step.seqs)
         rc = lib.pe_prog_run(self._prog, self._pool, s, self._bad)
         if rc == lib.PE_ESTOPPED:
             raise StoppedError("the step was stopped; nothing was committed")
@@ -311,13 +330,17 @@ class Program:
 
     @contextlib.contextmanager
     def page(self, group: int, page: int):
-        """A page's bytes, between steps: a writable view for each layer of its group. They end with the block: one that an
-        exception's traceback kept would keep the memory from being given back."""
+        """A page's bytes, between steps: a writable view for each layer of its group, or of a slot, where group is len(groups).
+        They end with the block: one that an exception's traceback kept would keep the memory from being given back."""
         if self._prog is None:
             raise ClosedError("the program is closed")
-        g, memory = self.groups[group], memoryview(self._memory[FILES + group])
-        n, layer = g.layer_page_bytes, self.n_pages[group] * g.layer_page_bytes
-        views = [memory[at:at + n] for at in range(page * n, layer * len(g.layers), layer)]
+        memory = memoryview(self._memory[FILES + group])
+        if group == len(self.groups):
+            views = [memory[at:at + s.nbytes] for s in self.states for at in [s.before * self.n_slots + page * s.nbytes]]
+        else:
+            g = self.groups[group]
+            n, layer = g.layer_page_bytes, self.n_pages[group] * g.layer_page_bytes
+            views = [memory[at:at + n] for at in range(page * n, layer * len(g.layers), layer)]
         try:
             yield views
         finally:
@@ -325,7 +348,9 @@ class Program:
                 view.release()
 
     def blank(self, group: int, layer, n: int) -> None:
-        """Makes positions from `n` on zero in a copy of a layer's page: what lies there is what another sequence left."""
+        """Makes positions from `n` on zero in a copy of a layer's page: what lies there is what another sequence left. A slot has none."""
+        if group == len(self.groups):
+            return
         g, kv_type = self.groups[group], KV_TYPES[self.kv_type][0]
         k, v = lib.pe_kv_bytes(kv_type, g.dk), lib.pe_kv_bytes(kv_type, g.dv)
         store = lib.pe_vops_all(ffi.new("int32_t *"))[0].kv_store[kv_type]
@@ -353,6 +378,10 @@ class Program:
     @property
     def is_open(self) -> bool:
         return self._prog is not None
+
+    @property
+    def state_bytes(self) -> int:
+        return self.n_slots * self.slot_bytes
 
     @property
     def const_bytes(self) -> int:
@@ -388,13 +417,15 @@ class Program:
         for n, g in enumerate(self.groups):
             yield (f"cache group {n}: {len(g.layers)} layers, window {g.window or 'none'}, {g.n_kv} KV heads of {g.dk}/{g.dv} in {g.kv_type}, "
                    f"{g.page_bytes:,} B a page of {PAGE} positions")
+        if self.states:
+            yield f"state: {len(self.states)} layers, {self.slot_bytes:,} B a slot, {self.n_slots} slots"
         for what, chosen in self.graph.choices.items():
             yield f"{what}: {chosen}, chosen by n_ctx"
         cache = sum(g.page_bytes for g in self.groups) * -(-self.n_ctx // PAGE)
         weights = sum(t.nbytes for t in self.gguf.tensors.values())
         yield f"arena {self.arena_bytes:,} B, logits {self.logits_bytes:,} B, constants {len(self._consts):,} B"
         yield (f"peak memory: {weights:,} B of weights (mapped, shared) + {cache:,} B of cache for a sequence of {self.n_ctx} positions "
-               f"+ {self.arena_bytes + self.logits_bytes + len(self._consts):,} B; all of it touched only as it is used")
+               f"+ {self.state_bytes + self.arena_bytes + self.logits_bytes + len(self._consts):,} B; all of it touched only as it is used")
 
     def count_phases(self):
         """Phases if every tail is small, and if none is."""
@@ -413,6 +444,8 @@ class Program:
             return f"{v.name}{part} {v.tensor.type_name}{shape}"
         if isinstance(v, Const):
             return f"{v.name} const@{v.offset}"
+        if isinstance(v, State):
+            return f"state@{v.before}"
         if isinstance(v, Pages):
             return f"pages[{v.group}.{v.index}]"
         return f"{v.name} {v.kind}[{v.rows},{v.k}]" + (" logits" if v is self.output else " embeddings" if v is self.hidden else f"@{v.offset}")

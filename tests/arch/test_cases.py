@@ -197,7 +197,7 @@ def test_case_89_tied_embeddings(tmp_path, arch):
         assert program.const_bytes < 4096
 
 
-@pytest.mark.parametrize("arch", tiny_gguf.DECODERS)
+@pytest.mark.parametrize("arch", [a for a in tiny_gguf.DECODERS if a != "lfm2"])      # where 0 in the array is another block
 def test_case_91_number_or_array_in_every_family(tmp_path, arch):
     n = Spec(arch=arch).n_layer
     one = logits(tiny_gguf.write(tmp_path / "one.gguf", Spec(arch=arch, n_head_kv=(2,), n_ff=(96,))))

@@ -36,6 +36,7 @@ FAMILIES = {
     "smollm3": Spec(arch="smollm3"),
     "granite": Spec(arch="granite"),
     "mistral3": Spec(arch="mistral3", rope_scaling="yarn", rope_orig_ctx=16, rope_factor=8.0, yarn_log_multiplier=0.8, temperature=0.6),
+    "lfm2": Spec(arch="lfm2"),
 }
 
 VARIANTS = {
@@ -59,6 +60,8 @@ VARIANTS = {
     "granite rope_freqs": Spec(arch="granite", rope_freqs=True),
     "mistral3 plain": Spec(arch="mistral3", biases=True),
     "mistral3 yarn": Spec(arch="mistral3", rope_scaling="yarn", rope_orig_ctx=16),
+    "lfm2 tied, four taps": Spec(arch="lfm2", tied=True, taps=4, n_head_kv=(0, 0, 1, 0)),
+    "lfm2 two taps": Spec(arch="lfm2", taps=2, n_head_kv=(4, 0, 2), n_layer=3),
     "internlm2": Spec(arch="internlm2"),
     "xverse": Spec(arch="xverse"),
     "ernie4_5": Spec(arch="ernie4_5"),
@@ -82,6 +85,9 @@ VARIANTS = {
 ONLY_REFERENCE = {
     "phi3 window": Spec(arch="phi3", phi_window=9),
     "phi3 window and factors": Spec(arch="phi3", phi_window=5, longrope=True, rope_orig_ctx=16, n_layer=3),
+    "lfm2 only attends": Spec(arch="lfm2", n_head_kv=(2, 2), n_layer=2),
+    "lfm2 window": Spec(arch="lfm2", lfm_window=9),
+    "lfm2 many taps": Spec(arch="lfm2", taps=32, n_embd=72, head_dim=20),
     "granite kv heads by layer": Spec(arch="granite", n_head_kv=(1, 4), n_ff=(96, 52)),
     "phi3 padded vocabulary": Spec(arch="phi3", extra_rows=5, n_head_kv=(4, 2), n_ff=(40, 96)),
 }
@@ -179,7 +185,9 @@ def test_a_layer_takes_as_few_instructions_as_llama_s(tmp_path, family):
 
     # In families without a norm before the feed-forward, one of two additions is by itself.
     side = {"command-r": {"NORM": 1.5, "EW": 1.5}, "cohere2": {"NORM": 1.25, "EW": 1.25}}
-    extra = {**side, **dict.fromkeys(("mixtral", "qwen3moe"), {"MM": 6.5}), "gpt-oss": {"MM": 8.5, "FFN": 0.0, "GLU": 1.0}, "mistral3": {"EW": 1.0}, "granite": {"EW": 0.5}, "gemma2": {"EW": 0.25}}      # the logits' scale and cap are one a model
+    extra = {**side, **dict.fromkeys(("mixtral", "qwen3moe"), {"MM": 6.5}), "gpt-oss": {"MM": 8.5, "FFN": 0.0, "GLU": 1.0},
+             "mistral3": {"EW": 1.0}, "granite": {"EW": 0.5}, "gemma2": {"EW": 0.25},
+             "lfm2": {"EW": 0.5, "KV": 0.5, "ATTN": 0.5}}      # every other layer convolves a product; the logits' scale and cap are one a model
 
     llama, found = per_layer(Spec(n_layer=FAMILIES[family].n_layer)), per_layer(FAMILIES[family])
     assert found == {**llama, **extra.get(family, {})}
@@ -323,13 +331,29 @@ def test_both_sets_of_factors_are_looked_at(tmp_path, kind):
             ours(write(tmp_path, spec, tensors={name: bad}))
 
 
+def test_lfm2_is_refused_by_key(tmp_path):
+    from pyengine import errors
+    from tiny_gguf import Typed
+
+    for keys, error, match in (
+        ({"lfm2.attention.head_count_kv": 0}, errors.GGUFError, "head_count_kv' is 0 in every layer"),
+        ({"lfm2.attention.causal": Typed("BOOL", False)}, errors.UnsupportedError, "attention.causal"),
+        ({"lfm2.shortconv.l_cache": None}, errors.GGUFError, "lfm2.shortconv.l_cache"),
+        ({"lfm2.shortconv.l_cache": 1}, errors.GGUFError, r"l_cache' .*found u32 1, expected 2\.\.32"),
+        ({"lfm2.shortconv.l_cache": 4}, errors.GGUFError, r"shortconv.conv.weight' has shape \[3, 64\], expected \[4, 64\]"),
+        ({"lfm2.attention.head_count_kv": [2, 2, 0, 2]}, errors.GGUFError, "blk.0.attn_q.weight' is missing"),
+    ):
+        with pytest.raises(error, match=match):
+            ours(write(tmp_path, FAMILIES["lfm2"], keys=keys))
+
+
 def drawn(rng):
     """A spec as no other: sizes, scalings and keys at random, of what llama.cpp takes. gemma3's local layers it multiplies
     by attn_factor as well, which no file of that family has; without any window it aborts."""
     arch = rng.choice([*(spec.arch for spec in FAMILIES.values()), "llama", "gemma3"])
     heads, d = rng.choice([1, 2, 3, 4, 6]), rng.choice([8, 16, 20, 32])
     kv = rng.choice([k for k in range(1, heads + 1) if heads % k == 0])
-    square = arch in ("qwen2", "phi3", "command-r", "cohere2")      # no head size of their own there
+    square = arch in ("qwen2", "phi3", "command-r", "cohere2", "lfm2")      # no head size of their own there
     more = dict(n_embd=heads * d if square else rng.choice([24, 40, 64, 72]), head_dim=0 if square else d, n_layer=rng.choice([1, 2, 3, 5]))
     more["rope_scaling"] = rng.choice(["", "", "none", "linear", "yarn"])
     more["longrope"] = longrope = arch in ("phi3", "granite", "mistral3", "llama") and rng.random() < 0.4
@@ -346,6 +370,8 @@ def drawn(rng):
     if arch in ("llama", "qwen3moe", "gpt-oss") and (arch != "llama" or rng.random() < 0.5):
         n = rng.choice([2, 5, 16])
         more.update(n_expert=n, n_expert_used=rng.randrange(1, n + 1))
+    if arch == "lfm2":
+        more.update(n_layer=rng.choice([2, 3, 5]), taps=rng.choice([2, 3, 4, 7]))
     if arch == "granite":
         more.update(embedding_scale=rng.choice([0.0, 2.0]), attention_scale=rng.choice([0.0, 0.4]), residual_scale=rng.choice([0.0, 0.3, 1.5]))
     return Spec(arch=arch, seed=rng.randrange(1 << 30), n_head=heads, n_head_kv=kv, n_ff=rng.choice([16, 50, 96]), tied=rng.random() < 0.4 and arch != "gpt-oss",

@@ -369,6 +369,27 @@ def test_rope_rotates_pairs(tier):
 # ---- softmax's sum ------------------------------------------------------------------------
 
 @pytest.mark.parametrize("tier", TIERS)
+def test_conv(tier):
+    """By channel: fma in the order of the taps, what is not there left out, also where its weight is infinite."""
+    for n in SIZES:
+        for taps in (2, 3, 7):
+            w = np.concatenate(rows(n, 1) + rows(n, 2))[:taps * n].reshape(taps, n).copy()
+            x = [np.ascontiguousarray(r) for r in (rows(n, 3) + rows(n, 4))[:taps]]
+            for missing in range(taps):
+                given = [ffi.NULL] * missing + [f32(r) for r in x[missing:]]
+                y, want = (np.full(n + 16, 123.0, np.float32) for _ in range(2))
+                TIERS[tier].conv(f32(y), ffi.new("float *[]", given), f32(w), taps, n)
+                scalar.conv(f32(want), ffi.new("float *[]", given), f32(w), taps, n)
+                same(y, want)
+                assert (y[n:] == 123.0).all()
+                s = np.zeros(n, np.float32)
+                for j in range(missing, taps):
+                    lib.pe_fma_soft(f32(t := np.empty(n, np.float32)), f32(w[j].copy()), f32(x[j]), f32(s), n)
+                    s = t
+                same(y[:n], s)
+
+
+@pytest.mark.parametrize("tier", TIERS)
 def test_softmax_sum(tier):
     """A float sum of n/16 terms per lane in blocks of 4096 is off by at most (256 + 4 + n/4096) roundings."""
     rng = np.random.default_rng(4)
