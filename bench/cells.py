@@ -63,6 +63,7 @@ MODELS = {
     "llama-1b.Q4_K_M": (None, "llama-1b.Q4_K_M.gguf", (PROMPT, GENERATE, *LONG, *AVX2, *ALONE)),
     "llama-1b.Q4_0": (None, "llama-1b.Q4_0.gguf", (PROMPT, GENERATE, *AVX2)),
     "llama-1b.Q8_0": (None, "llama-1b.Q8_0.gguf", (PROMPT, GENERATE, *AVX2)),
+    "moe-8x1b.Q4_K_M": (None, "moe-8x1b.Q4_K_M.gguf", (PROMPT, GENERATE)),
     "smollm2.Q8_0": (None, "SmolLM2-135M-Instruct.Q8_0.gguf", (PROMPT, GENERATE)),
     "smollm2.Q4_0": (None, "SmolLM2-135M-Instruct.Q4_0.gguf", (PROMPT, GENERATE)),
     "smollm2.Q4_K_M": (None, "SmolLM2-135M-Instruct.Q4_K_M.gguf", (PROMPT, GENERATE)),
@@ -81,7 +82,7 @@ def rounds(model, cell, quick):
 
 
 # Ratios we hold ourselves to: number, models, cell, group, at least. 1 generation, 2 prompts, 3 AVX2 builds,
-# 4 batches, 5 a process of its own. A group "read" is weight bytes per second over a linear read loop;
+# 4 batches, 5 a process of its own, 6 experts. A group "read" is weight bytes per second over a linear read loop;
 # "batch1" is our own batch of 1.
 SMALL = ("smollm2.Q4_1", "gemma-3-270m.Q4_K_M")
 ONE_B = ("llama-1b.Q4_K_M", "llama-1b.Q4_0", "llama-1b.Q8_0")
@@ -109,6 +110,7 @@ GOALS = (
     (5, (SMALL[1], ONE_B[0]), "cold", "default", 1 / 0.5),
     (5, SMALL[:1], "cold", "default", 1 / 0.8),
     (5, (*SMALL, ONE_B[0]), "rss", "default", 1 / 0.65),
+    (6, ("moe-8x1b.Q4_K_M",), "pp512", "native", 2.0),
 )
 
 
