@@ -123,7 +123,8 @@ def test_ways_cross_section(model, real_model, monkeypatch):
         check(expected, answer(path, way, EDGES, monkeypatch), way)
 
 
-@pytest.mark.parametrize("model, kv_type", [("smollm2", "q8_0"), ("gemma-3-270m", "q8_0"), ("smollm2", "q4_0"), ("gemma-3-270m", "q4_0")])
+@pytest.mark.parametrize("model, kv_type", [("smollm2", "q8_0"), ("gemma-3-270m", "q4_0"),
+                                            pytest.param("gemma-3-270m", "q8_0", marks=pytest.mark.long), pytest.param("smollm2", "q4_0", marks=pytest.mark.long)])
 def test_cache_in_blocks(model, kv_type, real_model, monkeypatch):
     """Another answer than with f16, and one of its own."""
     path, plain = real_model(model), Way("avx2" if able("avx2") else "scalar", kv_type=kv_type)

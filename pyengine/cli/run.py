@@ -10,7 +10,7 @@ EPILOG = """\
 The prompt is -p, or -f FILE, or what comes by stdin; with none of them and a terminal, a chat begins.
 Where the file has a chat template the prompt is one user turn; --raw completes the text as it is.
 Escapes (\\n, \\t, \\xHH ...) in -p and -sys are replaced, unless --no-escape; in -f and stdin never.
-Other commands: chat, serve, pull, inspect, tokenize, quantize, perplexity, compare, explain, fit, tune, bench, doctor
+Other commands: chat, serve, pull, inspect, tokenize, embed, quantize, perplexity, compare, explain, fit, tune, bench, doctor
 (pyengine-cli COMMAND --help).
 """
 
