@@ -249,6 +249,7 @@ class Bench:
             self.program.close()
             raise
         self.shapes = [shape_of(i) for i in self.program.instrs]
+        self.experts = {s for s, i in zip(self.shapes, self.program.instrs) if i.count == "pairs"}
         self.before = [0.0] * len(self.shapes)
 
     def __enter__(self):
@@ -269,7 +270,7 @@ class Bench:
         program.run(step)
         wall, out = time.perf_counter() - begin, {}
         for at, (i, shape, (*_, seconds, _)) in enumerate(zip(program.instrs, self.shapes, program.profile)):
-            if shape is not None and (i.count == "tokens" or n <= program.max_wanted):
+            if shape is not None and (i.count in ("tokens", "pairs") or n <= program.max_wanted):
                 out[shape] = out.get(shape, 0.0) + seconds - self.before[at]
             self.before[at] = seconds
         return wall, out
@@ -373,7 +374,8 @@ def _rows_at(gguf, layers, isa, n_threads, n, static, candidates, ratios, until,
         base = stack.enter_context(Bench(gguf, layers, isa, n_threads))
         benches = []
         for run in range(runs):
-            tried = {shape: o[run] for shape, o in others.items() if run < len(o)}
+            # experts have some of a step's tokens each: what row is good for n of them shows at one token alone
+            tried = {shape: o[run] for shape, o in others.items() if run < len(o) and (n == 1 or shape not in base.experts)}
             choices = {shape: _only_at(n, name, static[shape][1]) for shape, name in tried.items()}
             benches.append((tried, stack.enter_context(Bench(gguf, layers, isa, n_threads, choices))))
         samples = {}

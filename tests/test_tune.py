@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import time
 
 import numpy as np
 import pytest
@@ -267,6 +268,22 @@ def test_measured_on_this_machine(mixed, cache):
 
 
 # ---- the command line -----------------------------------------------------------------------------
+
+@pytest.mark.skipif(not lib.pe_cpu_isa(), reason="the scalar tier has one row for each type")
+def test_experts_are_tuned_by_the_token_alone(tmp_path, cache):
+    """Of many tokens each expert has some only, so that times say nothing of its rows for that many."""
+    from pyengine.gguf import GGUF
+
+    path = write(tmp_path / "experts.gguf", Spec(n_expert=4, n_embd=256, n_ff=512, weight_type="Q4_0"))
+    with GGUF(path) as gguf:
+        layers, static = tune.measured_layers(gguf, None, 0)
+        candidates = {shape: [r for r in rows() if r.wtype == wtype and r.isa & lib.pe_cpu_isa() == r.isa and r.act == kernels.act]
+                      for shape, (wtype, kernels) in static.items()}
+        for n, measured in ((1, True), (8, False)):
+            ratios = {shape: {} for shape in static}
+            tune._rows_at(gguf, layers, None, 1, n, static, candidates, ratios, time.monotonic() + 1, lambda: None)
+            assert (len(ratios["Q4_0", 256, 512][n]) > 1) == measured and len(ratios["Q4_0", 256, 256][n]) > 1
+
 
 def test_commands(mixed, cache, capsys, monkeypatch):
     """tune writes and prints; explain says what was chosen and why; --no-tune and the switch ignore it; --forget removes it."""
