@@ -89,7 +89,7 @@ $(VENV)/.native: $(VENV)/.installed $(SOURCES)
 # ---- sanitizers and fuzzers ------------------------------------------------------
 # The suite runs in a copy of the tree whose extension is built with ASan and UBSan.
 # build/shared lets tests find ../shared from there as well. Leaks are not looked for:
-# the interpreter's own would drown ours.
+# the interpreter's own would drown ours. --capture=sys: a report goes to descriptor 2, and ends the process with it.
 CHECK     := build/check
 SANITIZE  := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1
 CHECK_SRC := $(wildcard setup.py pyproject.toml Makefile README.md csrc pyengine models tests tools bench docs)
@@ -104,7 +104,7 @@ check-tests: $(VENV)/.test models
 	  ../../$(BIN)/python setup.py -q build_ext --inplace
 	cd $(CHECK) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  PYTHONPATH=. PYENGINE_SANITIZED=1 ../../$(BIN)/python -m pytest -m "not long and not campaign" -p no:cacheprovider $(TESTS)
+	  PYTHONPATH=. PYENGINE_SANITIZED=1 ../../$(BIN)/python -m pytest -m "not long and not campaign" -p no:cacheprovider --capture=sys $(TESTS)
 
 # The thread pool under the thread sanitizer.
 check-threads:
