@@ -18,7 +18,8 @@
  *              t = post ? rms(x)*post : x;  t = t*gain, if gain is not 0;  r = r + t in place, if present (else r is t)
  *              y = kind ? norm(r)*w + b : r, written as floats and as activation rows
  *  MM          0 weight, 1 activations, 2 y, 3 bias, 4 list           k rows row_bytes act yk n_expert
- *              list: n_expert matrices one after another, each for its own pairs
+ *              list: n_expert matrices one after another, each for its own pairs; no list, but n_expert: a matrix for
+ *              each of the row's n_expert heads, whose results lie side by side in a row of y
  *  KV          0 q, 1 k, 2 v, 3 rope table, 4 q norm w, 5 k norm w, 6 pages
  *              n_head n_kv dk dv n_rot kind(0 none 1 adjacent 2 halves) group              eps
  *  ATTN        0 q, 1 out, 2 partials, 3 pages, 4 sinks [n_head]   n_head n_kv dk dv window group cap both   scale softcap
@@ -35,6 +36,8 @@
  *  MIX         0 rows of pairs, 1 weights, 2 list, 3 y                k n_expert
  *  CONV        0 x, 1 w float[taps][k], 2 y, 3 state slots, 4 gate, 5 Q32, 6 Q256   k taps
  *              y = sum over taps of w*x, the last tap this position's, times gate; written as floats and as activation rows
+ *  SPLICE      0 a, 1 b, 2 y      a's heads, their d, first, n; the same of b
+ *              head h of y is n columns of a's head h, or of its only one, then n of b's
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -149,6 +152,22 @@ static void run_ew(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
   }
 }
 
+/* The floats from `first` on of head h of a row of several, or of one. */
+static const float *columns(const pe_prog *p, pe_ref r, const int64_t *n, int64_t row, int64_t h) {
+  return pe_row_f32(p, r, n[0] * n[1], row) + (n[0] == 1 ? 0 : h) * n[1] + n[2];
+}
+
+static void run_splice(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
+  (void)thread;
+  const int64_t *a = in->n, *b = in->n + 4;
+  int64_t heads = a[0] > b[0] ? a[0] : b[0], d = a[3] + b[3];
+  float *y = pe_row_f32(p, in->a[2], heads * d, row);
+  for (int64_t h = 0; h < heads; h++, y += d) {
+    memcpy(y, columns(p, in->a[0], a, row, h), (size_t)a[3] * sizeof *y);
+    if (b[3]) memcpy(y + a[3], columns(p, in->a[1], b, row, h), (size_t)b[3] * sizeof *y);
+  }
+}
+
 /* ---- the table of operations --------------------------------------------------------- */
 
 static const struct {
@@ -162,7 +181,8 @@ static const struct {
   [PE_OP_GLU] = {parts_glu, run_glu},      [PE_OP_EW] = {parts_rows, run_ew},
   [PE_OP_FFN] = {pe_parts_ffn, pe_run_ffn}, [PE_OP_ROUTE] = {parts_rows, pe_run_route},
   [PE_OP_GROUP] = {pe_parts_group, pe_run_group}, [PE_OP_GATHER] = {parts_rows, pe_run_gather},
-  [PE_OP_MIX] = {parts_rows, pe_run_mix},  [PE_OP_CONV] = {parts_rows, pe_run_conv},
+  [PE_OP_MIX] = {parts_rows, pe_run_mix},  [PE_OP_SPLICE] = {parts_rows, run_splice},
+  [PE_OP_CONV] = {parts_rows, pe_run_conv},
 };
 
 /* ---- one step -------------------------------------------------------------------------- */
@@ -203,7 +223,8 @@ static int64_t elements(const pe_prog *p, const pe_insn *in) {
   if (in->op == PE_OP_KV) k = (pe_has(in->a[0]) ? in->n[0] * in->n[2] : 0) + in->n[1] * (in->n[2] + in->n[3]);
   if (in->op == PE_OP_ATTN_OUT) k = in->n[0] * in->n[3];
   if (in->op == PE_OP_MIX) k *= in->slots;
-  if (in->op == PE_OP_GATHER) k /= 16;      /* copied, not computed */
+  if (in->op == PE_OP_SPLICE) k = (in->n[0] > in->n[4] ? in->n[0] : in->n[4]) * (in->n[3] + in->n[7]);
+  if (in->op == PE_OP_GATHER || in->op == PE_OP_SPLICE) k /= 16;      /* copied, not computed */
   return pe_rows_of(p, in) * k;
 }
 

@@ -96,9 +96,22 @@ static int64_t matrices(check *c, int list) {
   return c->rc ? 1 : c->in->n[5];
 }
 
+/* A product of n[5] matrices by head: a row of activations for each (token, head), a row of results for each token. */
+static void check_heads(check *c, int64_t rows) {
+  const int64_t *n = c->in->n;
+  dim(c, 1, 1, 65536), dim(c, 5, 1, 65536), dim(c, 4, n[1] * n[5], MAX_DIM);
+  if (c->in->count != PE_COUNT_PAIRS || c->in->slots != n[5]) fail(c, PE_EINVAL, 302);
+  if (c->rc) return;
+  need(c, 0, n[1] * n[5], n[2], 1, 0, 0), activations(c, 1, rows), rows_f32(c, 2, c->p->limits.max_tokens, n[4], 1, 0), vec_f32(c, 3, n[1] * n[5], 1);
+}
+
 static void check_mm(check *c, int64_t rows) {
   const int64_t *n = c->in->n;
   check_kernels(c), dim(c, 4, n[1], MAX_DIM);
+  if (n[5] && !pe_has(c->in->a[4])) {
+    check_heads(c, rows);
+    return;
+  }
   int64_t m = matrices(c, 4);
   if (c->rc) return;
   need(c, 0, n[1] * m, n[2], 1, 0, 0), activations(c, 1, rows), rows_f32(c, 2, rows, n[4], 1, 0), vec_f32(c, 3, n[1] * m, 1);
@@ -219,6 +232,15 @@ static void check_insn(check *c) {
       if (!c->rc) need(c, 0, all, stride, 64, 0, 0), need(c, 2, rows, stride, 64, 1, 0);
       break;
     }
+    case PE_OP_SPLICE:
+      for (int i = 0; i < 8; i += 4) dim(c, i, 1, 65536), dim(c, i + 1, 1, MAX_DIM), dim(c, i + 2, 0, MAX_DIM), dim(c, i + 3, i == 0, MAX_DIM);
+      for (int i = 0; i < 8 && !c->rc; i += 4) {
+        if (n[i + 3] > n[i + 1] - n[i + 2]) fail(c, PE_EINVAL, 103 + i);
+        if (n[i] > 1 && n[4 - i] > 1 && n[i] != n[4 - i]) fail(c, PE_EINVAL, 100 + i);
+        rows_f32(c, i / 4, rows, n[i] * n[i + 1], 0, i && !n[7]);
+      }
+      if (!c->rc) rows_f32(c, 2, rows, (n[0] > n[4] ? n[0] : n[4]) * (n[3] + n[7]), 1, 0);
+      break;
     case PE_OP_MIX:
       dim(c, 0, 1, MAX_DIM), pairs_list(c, 2, 1, 0);
       if (c->rc) break;

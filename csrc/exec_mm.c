@@ -24,7 +24,7 @@ static int64_t part_rows(const pe_prog *p, const pe_insn *in, int64_t rows, int6
   return want < 32 ? 32 : want < 128 ? want : 128;
 }
 
-/* With experts: how many of them have pairs, at most; who they are is not known when parts are counted. */
+/* With experts: how many of them have pairs, at most; who they are is not known when parts are counted. With heads: all. */
 static int64_t matrices(const pe_prog *p, const pe_insn *in) {
   int64_t n = pe_rows_of(p, in);
   return !in->n[5] ? 1 : n < in->n[5] ? n : in->n[5];
@@ -43,28 +43,31 @@ uint32_t pe_parts_mm(const pe_prog *p, const pe_insn *in) {
   return (uint32_t)((in->n[1] + per - 1) / per * matrices(p, in));
 }
 
-/* The pairs of a part's expert. n is 0 where fewer experts have pairs than there might have been: such a part has nothing to do. */
-typedef struct span { int64_t expert, t0, n; } span;
+/* The rows of a part's matrix: n of them from t0 on, `step` apart. Those of an expert are one after another, in the order of the
+ * experts; those of a head are one in each token. n is 0 where fewer experts have pairs than there might have been: such a part has
+ * nothing to do. */
+typedef struct span { int64_t matrix, t0, n, step; } span;
 
 static span tokens_of(const pe_prog *p, const pe_insn *in, pe_ref list, int64_t matrix) {
   int64_t n = pe_rows_of(p, in);
-  if (!in->n[5]) return (span){0, 0, n};
+  if (!in->n[5]) return (span){0, 0, n, 1};
+  if (!pe_has(list)) return (span){matrix, matrix, p->step.n_tokens, in->slots};
   pe_pairs g = pe_pairs_of(p, list, in->n[5], n);
-  if (matrix >= *g.n_active) return (span){0, 0, 0};
+  if (matrix >= *g.n_active) return (span){0, 0, 0, 1};
   int64_t e = g.active[matrix];
-  return (span){e, g.first[e], g.first[e + 1] - g.first[e]};
+  return (span){e, g.first[e], g.first[e + 1] - g.first[e], 1};
 }
 
-/* Rows r0..r1 of the matrix `w` times activation rows t0..t0+n; the result of rows r0 and t0 goes to y. */
-static void product(pe_prog *p, const pe_insn *in, const uint8_t *w, pe_ref x, int64_t t0, int64_t n, int64_t r0, int64_t r1,
+/* Rows r0..r1 of the matrix `w` times n activation rows from t0 on, `step` apart; the result of rows r0 and t0 goes to y. */
+static void product(pe_prog *p, const pe_insn *in, const uint8_t *w, pe_ref x, int64_t t0, int64_t n, int64_t step, int64_t r0, int64_t r1,
                     float *y, int64_t y_stride, int32_t thread) {
   const pe_row *row = &p->rows[in->fn[n >= in->many ? 2 : n >= in->few ? 1 : 0]];
   int64_t stride = pe_act_stride((int32_t)in->n[3], in->n[0]);
   pe_mm mm = {.w = w + r0 * in->n[2], .w_stride = in->n[2], .k = in->n[0], .r0 = 0, .r1 = r1 - r0,
-              .x_stride = stride, .y_stride = y_stride, .scratch = pe_scratch(p, thread)};
+              .x_stride = step * stride, .y_stride = y_stride, .scratch = pe_scratch(p, thread)};
   for (int64_t t = 0; t < n; t += mm.n) {
     mm.n = n - t < row->n_max ? n - t : row->n_max;
-    mm.x = pe_at(p, x) + (t0 + t) * stride;
+    mm.x = pe_at(p, x) + (t0 + t * step) * stride;
     mm.y = y + t * y_stride;
     row->fn(&mm);
   }
@@ -74,10 +77,11 @@ void pe_run_mm(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
   int64_t per = block_rows(p, in), blocks = (in->n[1] + per - 1) / per, r0 = part % blocks * per;
   int64_t r1 = r0 + per < in->n[1] ? r0 + per : in->n[1], stride = pe_up16(in->n[4]);
   span s = tokens_of(p, in, in->a[4], part / blocks);
-  float *y = (float *)pe_at(p, in->a[2]) + s.t0 * stride + r0;
-  product(p, in, pe_at(p, in->a[0]) + s.expert * in->n[1] * in->n[2], in->a[1], s.t0, s.n, r0, r1, y, stride, thread);
+  int64_t first = s.step > 1 ? s.matrix * in->n[1] : s.t0 * stride;   /* heads are columns of y, experts have rows */
+  float *y = (float *)pe_at(p, in->a[2]) + first + r0;
+  product(p, in, pe_at(p, in->a[0]) + s.matrix * in->n[1] * in->n[2], in->a[1], s.t0, s.n, s.step, r0, r1, y, stride, thread);
   if (!pe_has(in->a[3])) return;
-  const float *b = (const float *)pe_at(p, in->a[3]) + s.expert * in->n[1] + r0;
+  const float *b = (const float *)pe_at(p, in->a[3]) + s.matrix * in->n[1] + r0;
   for (int64_t t = 0; t < s.n; t++) p->v->add(y + t * stride, y + t * stride, b, r1 - r0);
 }
 
@@ -137,13 +141,13 @@ void pe_run_ffn(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
   span s = tokens_of(p, in, in->a[6], part / (blocks * pieces));
   int64_t r0 = part / pieces % blocks * per, r1 = r0 + per < k ? r0 + per : k;
   int64_t first = s.t0 + part % pieces * piece, end = first + piece < s.t0 + s.n ? first + piece : s.t0 + s.n;
-  int64_t matrix = s.expert * k * in->n[2];
+  int64_t matrix = s.matrix * k * in->n[2];
   float *tmp = (float *)(pe_scratch(p, thread) + PE_SCRATCH);
   float *gate = (float *)(pe_scratch(p, thread) + PE_SCRATCH + p->row_bytes), *up = gate + ffn_tokens(n) * stride;
   for (int64_t t0 = first; t0 < end; t0 += FFN_TOKENS) {
     int64_t m = ffn_tokens(end - t0);
-    product(p, in, pe_at(p, in->a[0]) + matrix, in->a[2], t0, m, r0, r1, gate, stride, thread);
-    product(p, in, pe_at(p, in->a[1]) + matrix, in->a[2], t0, m, r0, r1, up, stride, thread);
+    product(p, in, pe_at(p, in->a[0]) + matrix, in->a[2], t0, m, 1, r0, r1, gate, stride, thread);
+    product(p, in, pe_at(p, in->a[1]) + matrix, in->a[2], t0, m, 1, r0, r1, up, stride, thread);
     for (int64_t t = 0; t < m; t++) {
       float *y = pe_has(in->a[3]) ? pe_row_f32(p, in->a[3], k, t0 + t) : tmp;
       p->v->glu((int32_t)in->n[4], y + r0, gate + t * stride, up + t * stride, r1 - r0);

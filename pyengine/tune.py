@@ -270,7 +270,7 @@ class Bench:
         program.run(step)
         wall, out = time.perf_counter() - begin, {}
         for at, (i, shape, (*_, seconds, _)) in enumerate(zip(program.instrs, self.shapes, program.profile)):
-            if shape is not None and (i.count in ("tokens", "pairs") or n <= program.max_wanted):
+            if shape is not None and (i.count not in ("wanted", "logits") or n <= program.max_wanted):
                 out[shape] = out.get(shape, 0.0) + seconds - self.before[at]
             self.before[at] = seconds
         return wall, out
@@ -285,7 +285,7 @@ def matrices(instr) -> list:
 
 def token_bytes(program, instr) -> int:
     """Bytes of an instruction's weights that a token reads by itself: all of them, or those of its experts."""
-    return sum(w.nbytes // w.matrices for w in matrices(instr)) * (program.graph.slots if instr.count == "pairs" else 1)
+    return sum(w.nbytes // w.matrices for w in matrices(instr)) * program.graph.per_token(instr.count)
 
 
 def shape_of(instr):

@@ -21,6 +21,7 @@ from tiny_gguf import Spec, Typed  # noqa: E402
 NAN, INF = math.nan, math.inf
 LLAMA, GEMMA = Spec(), Spec(arch="gemma3", n_layer=2)
 GEMMA2, GRANITE, PHI, YARN = Spec(arch="gemma2", n_layer=2), Spec(arch="granite"), Spec(arch="phi3"), Spec(arch="mistral3", rope_scaling="yarn")
+DEEP = Spec(arch="deepseek2", gating=2, expert_groups=(4, 2), normalize=True, expert_scale=2.5)
 
 
 def u32(value):
@@ -72,6 +73,23 @@ REFUSED = [
     (58, GRANITE, "embedding_scale", [NAN, INF, -1.0]),
     (58, GRANITE, "attention.scale", [NAN, INF, -1.0]),
     (58, YARN, "attention.temperature_scale", [NAN, INF, -1.0, 3e38]),
+    (51, DEEP, "attention.head_count", [0, 3, heads([4, 2])]),
+    (51, DEEP, "attention.kv_lora_rank", [0, 1, 63, 993, u32(2**31), Typed("INT32", -1)]),
+    (51, DEEP, "attention.q_lora_rank", [u32(2**31), Typed("INT32", -1)]),
+    (51, DEEP, "attention.key_length", [0, 95, 1025]),
+    (51, DEEP, "attention.key_length_mla", [0, 1, 32, 63, 1025, u32(2**31)]),
+    (51, DEEP, "attention.value_length_mla", [0, 33, 1025, u32(2**31)]),
+    (52, DEEP, "rope.dimension_count", [0, 7, 34, 64, u32(2**31)]),
+    (56, DEEP, "leading_dense_block_count", [0, 2, 3, u32(2**31), Typed("INT32", -1)]),
+    (56, DEEP, "expert_count", [0, 7, 5000]),
+    (56, DEEP, "expert_used_count", [0, 5, 9]),
+    (56, DEEP, "expert_feed_forward_length", [0, 95, u32(2**31)]),
+    (56, DEEP, "expert_shared_count", [1, 4097, u32(2**31)]),
+    (56, DEEP, "expert_gating_func", [4, u32(2**31), "sigmoid"]),
+    (56, DEEP, "expert_group_count", [3, 8, 9, u32(2**31)]),
+    (56, DEEP, "expert_group_used_count", [1, 5, Typed("INT32", -1)]),
+    (56, DEEP, "expert_weights_scale", [NAN, INF, -1.0, 3e38]),
+    (58, DEEP, "attention.temperature_scale", [0.1, NAN]),
 ]
 CASES = [(row, spec, key, value) for row, spec, key, values in REFUSED for value in values]
 
@@ -119,7 +137,15 @@ CONSEQUENCE = {
     ("attention.value_length", GGUFError): ("attn_v.weight", "attn_output.weight"),
     ("embedding_length", GGUFError): ("token_embd.weight", "attention.head_count"),
     ("feed_forward_length", GGUFError): ("ffn_gate.weight",),
-    ("expert_count", GGUFError): ("llama.expert_used_count",),
+    ("expert_count", GGUFError): ("llama.expert_used_count", "ffn_gate_inp.weight", "expert_group_count"),
+    ("attention.kv_lora_rank", GGUFError): ("attention.key_length",),
+    ("attention.key_length_mla", GGUFError): ("rope.dimension_count", "attn_q.weight"),
+    ("attention.value_length_mla", GGUFError): ("attn_v_b.weight",),
+    ("rope.dimension_count", GGUFError): ("attention.key_length",),
+    ("leading_dense_block_count", GGUFError): ("blk.0.ffn_gate_inp.weight", "blk.1.ffn_gate.weight"),
+    ("expert_used_count", GGUFError): ("expert_group_used_count",),
+    ("expert_feed_forward_length", GGUFError): ("ffn_gate_exps.weight",),
+    ("expert_shared_count", GGUFError): ("shexp.weight",),
 }
 
 ALLOWED = [
@@ -138,6 +164,9 @@ ALLOWED = [
     (PHI, {"attention.sliding_window": 0}),  # none
     (YARN, {"rope.scaling.yarn_ext_factor": -1.0, "rope.scaling.yarn_attn_factor": 0.0}),  # "not set", as llama.cpp writes it
     (YARN, {"rope.scaling.yarn_beta_fast": 1.0, "rope.scaling.yarn_beta_slow": 1.0}),  # a ramp of no width
+    (DEEP, {"expert_group_count": 0, "expert_group_used_count": 0, "expert_gating_func": 0, "expert_weights_scale": 0.0}),  # "not set"
+    (DEEP, {"expert_group_used_count": 4}),  # all of them
+    (DEEP, {"attention.temperature_scale": 0.0}),
     (YARN, {"rope.scaling.original_context_length": 1, "attention.temperature_scale": 0.5}),  # a scale for each position
 ]
 

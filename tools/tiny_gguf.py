@@ -89,6 +89,17 @@ def metadata(spec):
     elif a == "gpt-oss":
         optional = {"attention.sliding_window": spec.window, "attention.sliding_window_pattern": spec.window_pattern,
                     "rope.freq_base_swa": spec.rope_base_swa}
+    elif a == "deepseek2":
+        groups, used = spec.expert_groups or (0, 0)
+        optional = {"leading_dense_block_count": spec.n_dense, "expert_gating_func": spec.gating,
+                    "expert_group_count": groups, "expert_group_used_count": used, "expert_weights_norm": spec.normalize,
+                    "rope.scaling.yarn_log_multiplier": spec.yarn_log_multiplier}
+        sizes = (spec.d_head, spec.v_dim) if spec.joined else (spec.latent + spec.n_rot, spec.latent)
+        keys.update({f"{a}.attention.{name}": value for name, value in (
+            ("head_count_kv", spec.n_head if spec.joined else 1), ("key_length", sizes[0]), ("value_length", sizes[1]), ("kv_lora_rank", spec.latent), ("q_lora_rank", spec.q_latent))})
+        keys.update({f"{a}.rope.dimension_count": spec.n_rot, f"{a}.expert_shared_count": spec.n_shared})
+        if not spec.joined:
+            keys.update({f"{a}.attention.key_length_mla": spec.d_head, f"{a}.attention.value_length_mla": spec.v_dim})
     elif a in COHERE:
         optional = {"logit_scale": spec.logit_scale and spec.logit_scale / 4}
         if a == "cohere2":
@@ -178,6 +189,8 @@ def write(path, spec, *, wrong=None, keys=None, tensors=None):
         _add_key(writer, key, value)
     for name, array in arrays.items():
         type_name = type_of(spec, name)
+        if type_name.endswith("_K") and array.shape[-1] % 256:  # as quantizers do
+            type_name = "Q8_0"
         raw = None if type_name == "F32" else type_number(type_name)
         writer.add_tensor(name, pack(array, type_name), raw_dtype=raw)
     writer.write_header_to_file()

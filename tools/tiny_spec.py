@@ -26,10 +26,11 @@ WRONG = {
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
     "lfm2": ("rope", "norm", "head norm", "taps", "gates"),
     "bert": ("norm", "scale", "bias", "positions", "types", "direction"),
+    "deepseek2": ("rope", "norm", "scale", "latent norm", "latent order", "shared expert", "expert weights"),
 }
 DECODERS = tuple(arch for arch in WRONG if arch != "bert")
 WRONG_EXPERTS = ("expert order", "experts used")  # as well, where there are experts
-EXPERTS = {"qwen3moe": (8, 3), "gpt-oss": (8, 3)}  # experts, and how many a token takes; llama has them where the spec says so
+EXPERTS = {"qwen3moe": (8, 3), "gpt-oss": (8, 3), "deepseek2": (8, 3)}  # experts, and how many a token takes; llama has them where the spec says so
 HALVES = ("gpt-oss", "exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "lfm2", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
@@ -61,6 +62,18 @@ class Spec:
     n_expert_used: int = 0  # 0: EXPERTS, or two
     n_ff_exp: int = 0  # 0: n_ff; not llama, whose experts are as wide as n_ff
     expert_scale: float = 0.0  # 0: no key
+    n_dense: int = 1  # deepseek2, as all that follows: layers without experts
+    n_shared: int = 2  # experts that every token takes
+    gating: int = 0  # 1: softmax, 2: sigmoid; 0: no key, and softmax is meant
+    selection_bias: bool = False
+    expert_groups: tuple = ()  # groups and how many of them are used
+    normalize: bool = False
+    latent: int = 64  # kv_lora_rank
+    q_latent: int = 0  # 0: one matrix makes q
+    n_rot: int = 32  # columns of a head of q and k that turn, and those before them that do not; head_dim is not looked at
+    n_still: int = 32
+    v_dim: int = 32
+    joined: bool = False  # attn_kv_b in place of attn_k_b and attn_v_b
     n_ctx_train: int = 2048
     eps: float = 1e-5
     tied: bool = False
@@ -113,12 +126,12 @@ class Spec:
         experts, used = EXPERTS.get(self.arch, (0, 2 if self.n_expert else 0))
         object.__setattr__(self, "n_expert", self.n_expert or experts)
         object.__setattr__(self, "n_expert_used", self.n_expert_used or used)
-        if not self.head_dim and self.n_embd % self.n_head:
+        if not self.head_dim and self.n_embd % self.n_head and self.arch != "deepseek2":
             raise ValueError(f"n_head {self.n_head} does not divide n_embd {self.n_embd}: give head_dim")
 
     @property
     def d_head(self):
-        return self.head_dim or self.n_embd // self.n_head
+        return self.n_still + self.n_rot if self.arch == "deepseek2" else self.head_dim or self.n_embd // self.n_head
 
     def kv_heads(self, layer):
         return self.n_head_kv[layer % len(self.n_head_kv)]
@@ -129,7 +142,9 @@ class Spec:
 
 def wrong_of(spec):
     """What write() can make wrong in a file of this spec."""
-    return WRONG[spec.arch] + (WRONG_EXPERTS if spec.n_expert else ())
+    more = {"selection bias": spec.selection_bias, "query norm": spec.arch == "deepseek2" and spec.q_latent, "log multiplier": spec.arch == "deepseek2" and
+            spec.yarn_log_multiplier, "yarn": spec.arch == "deepseek2" and spec.rope_scaling == "yarn", "groups": spec.expert_groups}  # fmt: skip
+    return WRONG[spec.arch] + tuple(w for w, there in more.items() if there) + (WRONG_EXPERTS if spec.n_expert else ())
 
 
 # What is wrong in metadata: key after the architecture -> what to make of its value.
@@ -144,6 +159,8 @@ WRONG_KEYS = {
     "logit scale": {"logit_scale": lambda v: v / 2},
     "yarn": {"rope.scaling.type": lambda v: "linear"},
     "log multiplier": {"rope.scaling.yarn_log_multiplier": lambda v: 0.0},
+    "groups": {"expert_group_used_count": lambda v: v - 1},
+    "expert weights": {"expert_weights_scale": lambda v: 1.25 * v},
     "experts used": {"expert_used_count": lambda v: v + 1},
     "temperature": {"attention.temperature_scale": lambda v: 0.0},
     "direction": {"attention.causal": lambda v: True},

@@ -38,6 +38,42 @@ def weights(spec):
 
     if spec.arch == "bert":
         return encoder_weights(spec, out, matrix, norm, bias)
+    def latent(blk):
+        """The attention of deepseek2. attn_kv_b holds for each head what attn_k_b holds, transposed, and what attn_v_b holds."""
+        n, d, columns = spec.n_head, spec.d_head, spec.n_embd
+        if spec.q_latent:
+            matrix(blk + "attn_q_a.weight", spec.q_latent, columns)
+            norm(blk + "attn_q_a_norm.weight", spec.q_latent)
+            columns = spec.q_latent
+        matrix(f"{blk}attn_q{'_b' if spec.q_latent else ''}.weight", n * d, columns, 1.5)
+        matrix(blk + "attn_kv_a_mqa.weight", spec.latent + spec.n_rot, spec.n_embd)
+        norm(blk + "attn_kv_a_norm.weight", spec.latent)
+        matrix(blk + "attn_k_b.weight", n * spec.latent, spec.n_still, math.sqrt(spec.n_still / spec.latent))
+        matrix(blk + "attn_v_b.weight", n * spec.v_dim, spec.latent)
+        k, v = (out[f"{blk}attn_{kind}_b.weight"].reshape(n, rows, -1) for kind, rows in (("k", spec.latent), ("v", spec.v_dim)))
+        out.update({blk + "attn_k_b.weight": k, blk + "attn_v_b.weight": v})
+        if spec.joined:
+            both = np.concatenate([out.pop(blk + "attn_k_b.weight").transpose(0, 2, 1), out.pop(blk + "attn_v_b.weight")], axis=1)
+            out[blk + "attn_kv_b.weight"] = np.ascontiguousarray(both.reshape(-1, spec.latent))
+        matrix(blk + "attn_output.weight", spec.n_embd, n * spec.v_dim, 1.5)
+
+    def shared(blk, ff):
+        for name, rows, columns, gain in (("gate", ff, spec.n_embd, 1.0), ("up", ff, spec.n_embd, 1.0), ("down", spec.n_embd, ff, 2.0)):
+            matrix(f"{blk}ffn_{name}_shexp.weight", rows, columns, gain)
+        if spec.selection_bias:
+            out[blk + "exp_probs_b.bias"] = rng.uniform(-0.3, 0.3, spec.n_expert).astype(np.float32)
+
+    def attention(blk, kv, loud):
+        # q is drawn wide enough that attention is far from uniform and a wrong rope shows
+        matrix(blk + "attn_q.weight", spec.n_head * d, spec.n_embd, 2.0)
+        bias(blk + "attn_q.bias", spec.n_head * d)
+        matrix(blk + "attn_k.weight", kv * d, spec.n_embd)
+        bias(blk + "attn_k.bias", kv * d)
+        matrix(blk + "attn_v.weight", kv * d, spec.n_embd)
+        bias(blk + "attn_v.bias", kv * d)
+        matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, loud)
+        bias(blk + "attn_output.bias", spec.n_embd, 0.2, "o")
+
     rows, d, gemma, a = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch in GEMMA, spec.arch
     matrix("token_embd.weight", rows, spec.n_embd, 3.0)
     norm("token_embd_norm.weight" if a == "lfm2" else "output_norm.weight", spec.n_embd)
@@ -52,20 +88,14 @@ def weights(spec):
         blk, kv, ff = f"blk.{i}.", spec.kv_heads(i), spec.ff(i)
         norm(blk + "attn_norm.weight", spec.n_embd)
         loud = 6.0 if a == "gemma" else 1.5  # else its scaled embeddings drown the blocks
-        if not kv:
+        if a == "deepseek2":
+            latent(blk)
+        elif kv:
+            attention(blk, kv, loud)
+        else:
             matrix(blk + "shortconv.in_proj.weight", 3 * spec.n_embd, spec.n_embd, 1.5)
             matrix(blk + "shortconv.conv.weight", spec.n_embd, spec.taps)
             matrix(blk + "shortconv.out_proj.weight", spec.n_embd, spec.n_embd, loud)
-        else:
-            # q is drawn wide enough that attention is far from uniform and a wrong rope shows
-            matrix(blk + "attn_q.weight", spec.n_head * d, spec.n_embd, 2.0)
-            bias(blk + "attn_q.bias", spec.n_head * d)
-            matrix(blk + "attn_k.weight", kv * d, spec.n_embd)
-            bias(blk + "attn_k.bias", kv * d)
-            matrix(blk + "attn_v.weight", kv * d, spec.n_embd)
-            bias(blk + "attn_v.bias", kv * d)
-            matrix(blk + "attn_output.weight", spec.n_embd, spec.n_head * d, loud)
-            bias(blk + "attn_output.bias", spec.n_embd, 0.2, "o")
         if spec.fused and kv:
             for kind in ("weight", "bias") if spec.biases else ("weight",):
                 out[f"{blk}attn_qkv.{kind}"] = np.concatenate([out.pop(f"{blk}attn_{part}.{kind}") for part in "qkv"])
@@ -78,8 +108,10 @@ def weights(spec):
             out[blk + "attn_sinks.weight"] = rng.standard_normal(spec.n_head).astype(np.float32) + np.float32(1)
         if a not in COHERE:
             norm(blk + ("post_attention_norm" if a == "gpt-oss" else "ffn_norm") + ".weight", spec.n_embd)
-        if spec.n_expert:
-            experts(blk, spec.n_ff_exp or ff, loud)
+        if spec.n_expert and not (a == "deepseek2" and i < spec.n_dense):
+            experts(blk, spec.n_ff_exp or ff, loud / spec.expert_scale if a == "deepseek2" and spec.expert_scale else loud)
+            if a == "deepseek2":
+                shared(blk, spec.n_shared * (spec.n_ff_exp or ff))
             continue
         if a != "phi3":
             matrix(blk + "ffn_gate.weight", ff, spec.n_embd)
@@ -136,8 +168,16 @@ def make_wrong(spec, arrays, what):
 
     if what not in wrong_of(spec):
         raise ValueError(f"wrong: {what!r}, expected one of {wrong_of(spec)} for {spec.arch}")
-    gemma = spec.arch == "gemma3"
-    if what == "rope":
+    gemma, first = spec.arch == "gemma3", spec.n_dense if spec.arch == "deepseek2" else 0  # with experts
+    query = f"blk.0.attn_q{'_b' if spec.q_latent else 'kv' if spec.fused else ''}.weight"
+    if what == "rope" and spec.arch == "deepseek2":
+        order, n = np.arange(spec.n_rot).reshape(spec.n_rot // 2, 2).T.ravel(), spec.n_rot
+        for name, array in arrays.items():
+            if name.endswith(("attn_q.weight", "attn_q_b.weight", "attn_kv_a_mqa.weight")):
+                heads = array.reshape(-1, spec.latent + n if "mqa" in name else spec.d_head, array.shape[1]).copy()
+                heads[:, -n:] = heads[:, -n:][:, order]
+                arrays[name] = heads.reshape(array.shape)
+    elif what == "rope":
         # the other pairing: rows of each q and k head change places, so that pairs (i, i+1) become (i, i+d/2)
         d = spec.d_head
         order = np.arange(d).reshape(2, d // 2).T.ravel() if spec.arch in HALVES else np.arange(d).reshape(d // 2, 2).T.ravel()
@@ -165,8 +205,14 @@ def make_wrong(spec, arrays, what):
         arrays["blk.0.attn_sinks.weight"] = arrays["blk.0.attn_sinks.weight"][::-1].copy()
     elif what == "expert bias":
         arrays["blk.1.ffn_up_exps.bias"] = np.roll(arrays["blk.1.ffn_up_exps.bias"], 1, axis=0)
-    elif what == "expert order":
-        arrays["blk.0.ffn_gate_inp.weight"] = np.roll(arrays["blk.0.ffn_gate_inp.weight"], 1, axis=0)
+    elif what in ("expert order", "selection bias", "latent order"):
+        name = {"e": f"blk.{first}.ffn_gate_inp.weight", "s": f"blk.{first}.exp_probs_b.bias", "l": "blk.0.attn_kv_a_mqa.weight"}[what[0]]
+        arrays[name] = np.roll(arrays[name], spec.n_rot if what[0] == "l" else 1, axis=0)
+    elif what in ("latent norm", "query norm"):
+        name = f"blk.0.attn_{'kv' if what[0] == 'l' else 'q'}_a_norm.weight"
+        arrays[name] = np.ones_like(arrays[name])
+    elif what == "shared expert":
+        arrays[f"blk.{first}.ffn_down_shexp.weight"] = np.zeros_like(arrays[f"blk.{first}.ffn_down_shexp.weight"])
     elif what in WRONG_KEYS:
         pass
     elif what == "bias":
@@ -179,7 +225,7 @@ def make_wrong(spec, arrays, what):
         arrays[name] = np.ones_like(arrays[name])
     else:
         # llama: attention scaled by 1/sqrt(d) * 1.25; gemma3: an embedding scale off by a quarter
-        name = "token_embd.weight" if gemma else "blk.0.attn_qkv.weight" if spec.fused else "blk.0.attn_q.weight"
+        name = "token_embd.weight" if gemma else query
         if gemma and spec.tied:
             raise ValueError("wrong: 'scale' needs tied=False, else it scales the head as well")
         rows = spec.n_head * spec.d_head if spec.fused else None

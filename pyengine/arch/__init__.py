@@ -13,6 +13,7 @@ ARCHITECTURES = {
     "bert": "bert",
     "cohere2": "cohere2",
     "command-r": "command_r",
+    "deepseek2": "deepseek2",
     "ernie4_5": "llama",
     "exaone": "qwen2",
     "gemma": "gemma",

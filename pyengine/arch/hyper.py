@@ -1,8 +1,7 @@
 """Hyper-parameters: what every family reads from a file's keys, checked, and the words for what
 families add. For the files of arch/ only. Imports errors and rope.py.
 
-Whatever a family does not have keeps its neutral value (no window, a factor of 1), so that the blocks
-of layers.py need not ask which family they work for.
+Whatever a family does not have keeps its neutral value (no window, a factor of 1): the blocks of layers.py need not ask which it is.
 """
 
 import dataclasses
@@ -49,6 +48,14 @@ class Hyper:
     expert_scale: float = 1.0           # of the weights of a token's experts
     both: bool = False                  # attention sees what comes after a token, too
     taps: int = 0                       # positions that a short convolution sees, its own included
+    expert_kind: str = "softmax"        # how they are chosen and weighted: Graph.route
+    expert_normalize: bool = True
+    expert_groups: int = 1
+    expert_groups_used: int = 1
+    n_ff_shared: int = 0                # of the feed-forward beside a layer's experts, which all tokens take; 0: there is none
+    n_dense: int = 0                    # first layers without experts
+    latent: int = 0                     # what a token keeps for all heads, without what turns; 0: keys and values
+    q_latent: int = 0                   # between the two matrices that make q; 0: there is one
 
     def with_(self, **values):
         return dataclasses.replace(self, **values)

@@ -30,7 +30,7 @@ PLANNED = {
     "bailingmoe3": ("decay", "llama"), "bitnet": ("norms", "llama"), "bloom": ("alibi", "llama"),
     "chameleon": ("norms", "llama"), "chatglm": ("words", "phi3"), "codeshell": ("layernorm", "llama"), "cogvlm": ("blocks", "llama"),
     "cohere2moe": ("experts", "cohere2"), "dbrx": ("experts", "llama"),
-    "deci": ("blocks", "llama"), "deepseek": ("experts", "llama"), "deepseek2": ("latent", "llama"), "deepseek2-ocr": ("experts", "llama"),
+    "deci": ("blocks", "llama"), "deepseek": ("experts", "llama"), "deepseek2-ocr": ("experts", "llama"),
     "deepseek32": ("sparse", "llama"), "deepseek4": ("sparse", "llama"), "dots1": ("experts", "qwen3"), "dots3note": ("experts", "llama"),
     "ernie4_5-moe": ("experts", "llama"), "eurobert": ("words", "llama"),
     "exaone-moe": ("experts", "qwen3"), "exaone4": ("norms", "qwen3"), "falcon": ("layernorm", "command-r"), "falcon-h1": ("recurrence", "llama"),

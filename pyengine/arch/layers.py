@@ -59,10 +59,14 @@ def attention(g, x, layer, hp, table, kind, *, norms=False, sinks=False):
     return g.linear(a, g.weight(at + "output.weight", n_head * hp.dv, hp.n_embd), g.optional_vector(at + "output.bias", hp.n_embd))
 
 
-def glu(g, x, layer, hp, act, *, joined=False):
+def glu(g, x, layer, hp, act, *, joined=False, shared=False):
     """down(act(gate(x)) * up(x)), the feed-forward of Shazeer 2020 (arXiv:2002.05202). joined: the gate is the first
-    half of ffn_up's rows."""
+    half of ffn_up's rows. shared: the one beside a layer's experts."""
     at, n_ff = f"blk.{layer}.ffn_", hp.n_ff[layer]
+    if shared:
+        gate, up, down = (f"{at}{name}_shexp.weight" for name in ("gate", "up", "down"))
+        gate, up = (g.linear(x, g.weight(name, hp.n_embd, hp.n_ff_shared)) for name in (gate, up))
+        return g.linear(g.mul(g.act(gate, act), up), g.weight(down, hp.n_ff_shared, hp.n_embd))
     if joined:
         both, bias = g.weight(at + "up.weight", hp.n_embd, 2 * n_ff), g.optional_vector(at + "up.bias", 2 * n_ff)
         gate, up = (g.linear(x, g.part(both, first, n_ff), bias and g.part(bias, first, n_ff)) for first in (0, n_ff))
@@ -82,7 +86,8 @@ def experts(g, x, layer, hp, kind="softmax", act="silu", *, normalize=True):
         return g.expert_linear(x, route, g.weight(f"{at}{name}_exps.weight", columns, rows, matrices=n), g.vector(bias, rows, matrices=n) if g.has(bias) else None)
 
     logits = g.linear(x, g.weight(at + "gate_inp.weight", hp.n_embd, n), g.optional_vector(at + "gate_inp.bias", n))
-    route = g.route(logits, hp.n_expert_used, kind, normalize=normalize, scale=hp.expert_scale)
+    route = g.route(logits, hp.n_expert_used, kind, bias=g.optional_vector(f"blk.{layer}.exp_probs_b.bias", n), groups=hp.expert_groups,
+                    groups_used=hp.expert_groups_used, normalize=normalize, scale=hp.expert_scale)
     gate, up = (product(x, name, hp.n_embd, hp.n_ff_expert) for name in ("gate", "up"))
     h = g.swiglu_oai(gate, up) if act == "swiglu_oai" else g.mul(g.act(gate, act), up)
     return g.mix(product(h, "down", hp.n_ff_expert, hp.n_embd), route)

@@ -139,7 +139,10 @@ def _magnitude(scaling):
     if scaling.magnitude:
         return Decimal(scaling.magnitude)
 
-    def of(multiplier):
-        return 1 + Decimal("0.1") * Decimal(multiplier) * Decimal(scaling.factor).ln() if scaling.factor > 1 else Decimal(1)
+    return growth(scaling.factor, 1) / growth(scaling.factor, scaling.log_multiplier)
 
-    return of(1) / of(scaling.log_multiplier)
+
+def growth(factor, multiplier):
+    """How much louder yarn makes q and k to keep their scores as far apart over a context longer by `factor`: 1 + 0.1 multiplier ln factor."""
+    with localcontext(DECIMAL):
+        return 1 + Decimal("0.1") * Decimal(multiplier) * Decimal(factor).ln() if factor > 1 else Decimal(1)

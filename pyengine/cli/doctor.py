@@ -157,7 +157,7 @@ def limits(name: str, args, report: dict, say) -> dict:
                 if i.count not in ("tokens", "pairs"):
                     head += w.width * w.rows
                 else:
-                    macs += w.width * w.rows * (program.graph.slots if i.count == "pairs" else 1)
+                    macs += w.width * w.rows * program.graph.per_token(i.count)
     out = {"path": str(path), "arch": program.arch, "bytes_per_token": size, "macs_per_token": macs, "macs_of_head": head}
     if args.run:
         out.update(reached(path, args, say))

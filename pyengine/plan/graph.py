@@ -28,8 +28,8 @@ NO_MATRIX = {
 
 class Weight:
     """A tensor of the file in a role: "matrix" [rows, width] or "vector" [width]; or `n` of a matrix's rows or a
-    vector's elements, from `first` on, where they lie. matrices: so many of either, one after another, an expert's each;
-    rows and width are then one expert's, n is of all."""
+    vector's elements, from `first` on, where they lie. matrices: so many of either, one after another, an expert's or a head's each;
+    rows and width are then one's, n is of all."""
 
     __slots__ = ("name", "tensor", "role", "first", "n", "matrices")
 
@@ -83,6 +83,7 @@ class Graph:
         self.both = False                       # attention sees what comes after a token, too
         self.labels = 0                         # rows of a classifier, which is the head in place of the vocabulary's
         self.slots = 0                          # experts that a token takes; 0: there are none
+        self.heads = 0                          # heads that have matrices of their own (head_linear); 0: there are none
         self.used = set()
 
     # ---- tensors ------------------------------------------------------------------
@@ -180,6 +181,26 @@ class Graph:
             raise GGUFError(f"tensor '{bias.name}' has {bias.width} elements, expected {weight.rows}", key=bias.name)
         return self._node("linear", (x,), (weight, bias), width=weight.rows, label=weight.name)
 
+    def head_linear(self, x, weight):
+        """linear of each head of x by a matrix of its own: weight has as many matrices as x has heads."""
+        n = weight.matrices
+        assert x.width % n == 0 and self.heads in (0, n)
+        if x.width // n != weight.width:
+            raise GGUFError(f"tensor '{weight.name}' takes {weight.width} columns, its input has heads of {x.width // n}", key=weight.name)
+        if weight.width % 16:
+            raise UnsupportedError(f"{self.gguf.path}: tensor '{weight.name}' has a matrix for each head, of {weight.width} columns; supported: multiples of 16")
+        self.heads = n
+        return self._node("head_linear", (x,), (weight,), width=n * weight.rows, label=weight.name)
+
+    def splice(self, *parts):
+        """Heads put together of columns, of one or two parts (x, heads, first, n): head h has the n columns from `first` on of
+        x's head h, or of its only one."""
+        n_head = max(heads for _, heads, _, _ in parts)
+        assert len(parts) <= 2 and all(x.width % heads == 0 and heads in (1, n_head) for x, heads, _, _ in parts)
+        assert all(0 <= first < first + n <= x.width // heads for x, heads, first, n in parts)
+        return self._node("splice", [x for x, *_ in parts], width=n_head * sum(n for *_, n in parts), label=parts[-1][0].label,
+                          parts=tuple((heads, x.width // heads, first, n) for x, heads, first, n in parts))
+
     def head_norm(self, x, weight, n_head, eps):
         """rms_norm of each head of x by itself; weight is as wide as a head."""
         return self._node("head_norm", (x,), (weight,), width=x.width, label=weight.name, n_head=n_head, eps=eps)
@@ -269,6 +290,10 @@ class Graph:
     def _same(self, x, weight):
         if x.width != weight.width:
             raise GGUFError(f"tensor '{weight.name}' takes {weight.width} columns, its input has {x.width}", key=weight.name)
+
+    def per_token(self, rows):
+        """How many of an instruction's rows a token has."""
+        return {"pairs": self.slots, "heads": self.heads}.get(rows, 1)
 
     # ---- after building -------------------------------------------------------------
 

@@ -189,6 +189,16 @@ class Lowering:
                                      {"k": x.k, "act": FORMS.index(form), "n_expert": route.attrs["n_expert"]}, label="gather"))
         return self.forms[key]
 
+    def by_head(self, node, form, n_head):
+        """The rows of `node` as a row for each of their heads. Floats of heads of whole sixteens lie so already."""
+        if form == "f32":
+            return self.of(node)
+        x, d = self.of(node), node.width // n_head
+        if (key := (node.id, "heads", form)) not in self.forms:
+            self.forms[key] = Value(f"{x.name}.heads.{form}", form, d, "heads")
+            self.instrs.append(Instr("NORM", "heads", {"x": x, form: self.forms[key]}, {"k": d, "kind": NORMS["none"], "gather": 0}, {"eps": 0.0}, label="quantize"))
+        return self.forms[key]
+
     def own(self, node):
         """The value of a node that the next instruction may change in place."""
         x = self.of(node)
@@ -231,6 +241,19 @@ class Lowering:
         x = self.activation(node.inputs[0], FORMS[k.act])
         self.emit("MM", node, {"weight": w, "x": x, "y": self.new(node), "bias": self.vector(bias)},
                   {"k": w.width, "rows": w.rows, "row_bytes": w.tensor.row_bytes, "act": k.act, "yk": w.rows, "n_expert": 0}, kernels=k)
+
+    def head_linear(self, node):
+        w = node.weights[0]
+        k = self.kernels_for(w)
+        self.instrs.append(Instr("MM", "heads", {"weight": w, "x": self.by_head(node.inputs[0], FORMS[k.act], w.matrices), "y": self.new(node)},
+                                 {"k": w.width, "rows": w.rows, "row_bytes": w.tensor.row_bytes, "act": k.act, "yk": node.width, "n_expert": w.matrices},
+                                 kernels=k, label=node.label))
+
+    def splice(self, node):
+        a, b = (*node.attrs["parts"], (1, 1, 0, 0))[:2]
+        names = [f"{part}_{what}" for part in "ab" for what in ("heads", "d", "first", "n")]
+        x = [self.of(x) for x in node.inputs] + [None]
+        self.emit("SPLICE", node, {"a": x[0], "b": x[1], "y": self.new(node)}, dict(zip(names, (*a, *b))))
 
     def in_place_heads(self, node, n_head, args, n, f):
         x = self.own(node.inputs[0])

@@ -13,7 +13,8 @@ EW = {"add": 0, "mul": 1, "scale": 2, "act": 3, "softcap": 4, "position_scale": 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_erf": 2, "gelu_quick": 3, "relu": 4, "swiglu_oai": 5}      # the last one for gate and up together
 NORMS = {"none": 0, "rms": 1, "layer": 2}
 ROPES = {"none": 0, "adjacent": 1, "halves": 2}
-COUNTS = {"tokens": 0, "wanted": 1, "pairs": 2, "logits": 3}       # logits: the first of the wanted rows, those that go through the head
+# logits: the first of the wanted rows, those that go through the head; a head of attention is a slot of a token as an expert is
+COUNTS = {"tokens": 0, "wanted": 1, "pairs": 2, "heads": 2, "logits": 3}
 BY = {"token": 0, "position": 1, "nothing": 2}         # which row of its weight an EMBED takes
 ROUTES = {"softmax": 0, "sigmoid": 1, "selected": 2}
 
@@ -51,6 +52,7 @@ OPS = {
     "GROUP": Op(11, {"list": "u"}, ("n_expert",)),
     "GATHER": Op(12, {"x": "r", "list": "r", "y": "w"}, ("k", "act", "n_expert")),
     "MIX": Op(13, {"x": "r", "weights": "r", "list": "r", "y": "w"}, ("k", "n_expert")),
+    "SPLICE": Op(14, {"a": "r", "b": "r", "y": "w"}, ("a_heads", "a_d", "a_first", "a_n", "b_heads", "b_d", "b_first", "b_n")),
     "CONV": Op(16, {"x": "r", "w": "r", "y": "w", "state": "u", "gate": "r", "q32": "w", "q256": "w"}, ("k", "taps")),
 }
 

@@ -140,8 +140,7 @@ class Program:
 
     def size_of(self, value):
         """Bytes of all rows of a value."""
-        n = {"tokens": self.max_tokens, "wanted": self.max_wanted, "logits": self.max_wanted, "once": 1,
-             "pairs": self.max_tokens * self.graph.slots}[value.rows]
+        n = {"wanted": self.max_wanted, "logits": self.max_wanted, "once": 1}.get(value.rows) or self.max_tokens * self.graph.per_token(value.rows)
         return up(value.row_bytes, 64) * n
 
     def _lay_arena(self):
@@ -256,7 +255,7 @@ class Program:
 
     def _encode(self, c, i):
         op = OPS[i.op]
-        c.op, c.count, c.barrier, c.tail, c.slots = op.code, COUNTS[i.count], i.barrier, i.tail, self.graph.slots
+        c.op, c.count, c.barrier, c.tail, c.slots = op.code, COUNTS[i.count], i.barrier, i.tail, self.graph.heads if i.count == "heads" else self.graph.slots
         for slot, name in enumerate(op.operands):
             region, offset = self._place(i.args[name]) if name in i.args else (-1, 0)
             c.a[slot].region, c.a[slot].offset = region, offset

@@ -92,6 +92,19 @@ class Reference:
         y = self.rounded(self.of(node), w) @ self.weight(w).T
         return y if bias is None else y + self.weight(bias)
 
+    def head_linear(self, node):
+        w = node.weights[0]
+        x = self.of(node)
+        x = self.rounded(x.reshape(-1, w.width), w).reshape(len(x), w.matrices, w.width)
+        return self.np.einsum("thk,hrk->thr", x, self.weight(w).reshape(w.matrices, w.rows, -1)).reshape(len(x), -1)
+
+    def splice(self, node):
+        np, n_head, out = self.np, max(heads for heads, *_ in node.attrs["parts"]), []
+        for i, (heads, d, first, n) in enumerate(node.attrs["parts"]):
+            x = self.of(node, i)
+            out.append(np.broadcast_to(x.reshape(len(x), heads, d)[:, :, first : first + n], (len(x), n_head, n)))
+        return np.concatenate(out, axis=2).reshape(len(out[0]), -1)
+
     # Rows of pairs are [tokens, slots, width] here.
 
     def route(self, node):

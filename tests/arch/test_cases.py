@@ -181,7 +181,7 @@ def test_granite_without_rope(tmp_path, finetuned):
 def test_case_87_which_pairs_turn(tmp_path):
     """Neighbours where the converter permuted rows of q and k, else pairs half a head apart."""
     kinds = {arch: {n.attrs["kind"] for n in graph(tmp_path, Spec(arch=arch)).nodes if n.op == "rope"} for arch in tiny_gguf.DECODERS}
-    neighbours = {"ernie4_5", "internlm2", "xverse", "command-r", "cohere2", "llama", "granite", "mistral3", "smollm3"}
+    neighbours = {"deepseek2", "ernie4_5", "internlm2", "xverse", "command-r", "cohere2", "llama", "granite", "mistral3", "smollm3"}
     assert kinds == {arch: {"adjacent" if arch in neighbours else "halves"} for arch in tiny_gguf.DECODERS}
 
 

@@ -29,6 +29,9 @@ FAMILIES = {
     "mixtral": Spec(n_expert=8, biases=True, seed=5),
     "qwen3moe": Spec(arch="qwen3moe", head_dim=24, n_ff_exp=64, seed=3),
     "gpt-oss": Spec(arch="gpt-oss", head_dim=24, rope_scaling="yarn", rope_orig_ctx=16, n_ff_exp=64, seed=3),
+    "deepseek2 lite": Spec(arch="deepseek2", expert_scale=1.5, seed=2),
+    "deepseek2": Spec(arch="deepseek2", q_latent=32, n_expert=12, gating=2, selection_bias=True, expert_groups=(4, 2), normalize=True, expert_scale=2.5,
+                      n_shared=1, rope_scaling="yarn", rope_orig_ctx=16, rope_factor=8.0, yarn_log_multiplier=0.1, n_ff_exp=64, seed=2),
     "phi3": Spec(arch="phi3", longrope=True, rope_orig_ctx=16, rope_attn_factor=1.5),
     "gemma": Spec(arch="gemma", head_dim=24),
     "command-r": Spec(arch="command-r", logit_scale=6.0),
@@ -72,6 +75,13 @@ VARIANTS = {
     "mixtral one tensor": Spec(n_expert=4, fused=True, rope_freqs=True),
     "qwen3moe tied": Spec(arch="qwen3moe", tied=True, seed=1, n_expert=16, n_expert_used=4),
     "qwen3moe all": Spec(arch="qwen3moe", n_expert=6, n_expert_used=6),
+    "deepseek2 in one tensor": Spec(arch="deepseek2", joined=True),
+    "deepseek2 odd sizes": Spec(arch="deepseek2", n_rot=6, n_still=16, latent=48, v_dim=20, n_head=3, n_dense=0, n_shared=1, gating=1, tied=True, n_layer=2),
+    "deepseek2 odd sizes in one tensor": Spec(arch="deepseek2", n_rot=10, n_still=14, latent=50, v_dim=20, n_head=3, joined=True, q_latent=24, n_layer=2),
+    "deepseek2 at its real sizes": Spec(arch="deepseek2", latent=512, n_rot=64, n_still=128, v_dim=128, n_layer=1),
+    "deepseek2 one head": Spec(arch="deepseek2", n_head=1, n_dense=2),
+    "deepseek2 yarn of V2": Spec(arch="deepseek2", q_latent=32, rope_scaling="yarn", rope_orig_ctx=16, rope_factor=8.0, yarn_log_multiplier=0.0707),
+    "deepseek2 yarn without its multiplier": Spec(arch="deepseek2", rope_scaling="yarn", rope_orig_ctx=16, rope_factor=4.0, joined=True),
     "gpt-oss no yarn": Spec(arch="gpt-oss", rope_base_swa=500.0, window_pattern=3, n_layer=3, n_head_kv=1),
     "llama one tensor": Spec(fused=True, biases=True),
     "llama longrope": Spec(rope_scaling="longrope", longrope=True, rope_orig_ctx=16, rope_attn_factor=1.25),
@@ -186,7 +196,8 @@ def test_a_layer_takes_as_few_instructions_as_llama_s(tmp_path, family):
     # In families without a norm before the feed-forward, one of two additions is by itself.
     side = {"command-r": {"NORM": 1.5, "EW": 1.5}, "cohere2": {"NORM": 1.25, "EW": 1.25}}
     extra = {**side, **dict.fromkeys(("mixtral", "qwen3moe"), {"MM": 6.5}), "gpt-oss": {"MM": 8.5, "FFN": 0.0, "GLU": 1.0},
-             "mistral3": {"EW": 1.0}, "granite": {"EW": 0.5}, "gemma2": {"EW": 0.25},
+             "mistral3": {"EW": 1.0}, "granite": {"EW": 0.5}, "gemma2": {"EW": 0.25}, "deepseek2 lite": {"NORM": 3.5, "MM": 7.5, "FFN": 1.5, "EW": 0.5},
+             "deepseek2": {"NORM": 4.5, "MM": 8.5, "FFN": 1.5, "EW": 0.5},
              "lfm2": {"EW": 0.5, "KV": 0.5, "ATTN": 0.5}}      # every other layer convolves a product; the logits' scale and cap are one a model
 
     llama, found = per_layer(Spec(n_layer=FAMILIES[family].n_layer)), per_layer(FAMILIES[family])
@@ -235,6 +246,25 @@ def test_quantized_beside_llama_cpp(tmp_path, family, weight_type):
     assert error <= QUANTIZED_NMSE
 
 
+@pytest.mark.parametrize("n_head", [16, pytest.param(128, marks=pytest.mark.long)])
+def test_one_answer_of_deepseek2_at_its_real_sizes(tmp_path, n_head):
+    """Keys of 576 and values of 512 that all heads share, 128 of which are more rows of one token than attention has in a tile, over
+    two chunks; weights that quantize each head's columns by themselves."""
+    spec = Spec(arch="deepseek2", n_head=n_head, latent=512, n_rot=64, n_still=128, v_dim=128, n_layer=1, n_dense=1, weight_type="Q8_0")
+    path, ids, places = write(tmp_path, spec), tokens(270), [0, 1, 255, 256, 269]
+    with Runner(path, n_ctx=320, max_tokens=64) as runner:
+        base = runner.logits(ids, places)
+    with Runner(path, n_ctx=320, max_tokens=45, n_threads=1, fuse=False) as runner:
+        assert np.array_equal(runner.logits(ids, places), base)
+    for isa in ABLE:
+        with Runner(path, n_ctx=320, max_tokens=64, isa=isa) as runner:
+            assert np.array_equal(runner.logits(ids[:2], [0, 1]), base[:2]), isa
+            if isa != "scalar":
+                runner.logits(ids[:267], [])
+                runner.step([(0, 267, ids[267:269])])
+                assert np.array_equal(runner.step([(0, 269, ids[269:])], [0])[0], base[-1]), isa
+
+
 def test_gpt_oss_as_it_is_published(tmp_path):
     """Experts in MXFP4, everything else in Q8_0."""
     pytest.importorskip("xllamacpp")
@@ -276,6 +306,7 @@ def test_through_the_engine(tmp_path, family):
 
 
 LONG = {
+    "deepseek2": Spec(arch="deepseek2", rope_scaling="yarn", rope_orig_ctx=64, rope_factor=8.0, yarn_log_multiplier=0.1),
     "gemma2": Spec(arch="gemma2", window=70),
     "phi3": Spec(arch="phi3", longrope=True, rope_orig_ctx=64, rope_attn_factor=1.2),
     "phi3 window": Spec(arch="phi3", phi_window=70),

@@ -316,6 +316,23 @@ def test_an_encoder_s_instructions_are_checked_when_they_are_bound(tiny, change)
         program.open([8], 1)
 
 
+@pytest.mark.parametrize("change", [("a_heads", 0), ("a_heads", 3), ("a_d", 63), ("a_d", 1 << 40), ("a_first", -1), ("a_first", 33), ("a_n", 0), ("a_n", 33),
+                                    ("a_n", 1 << 40), ("b_heads", 3), ("b_n", -1), ("b_n", 65), ("b_first", 1), ("b_d", 1 << 30)])
+def test_what_heads_are_spliced_of_is_checked_when_it_is_bound(tiny, change):
+    program = plan.compile(tiny(arch="deepseek2"), n_ctx=128)
+    next(i for i in program.instrs if i.op == "SPLICE" and "b" in i.args).n.update([change])
+    with pytest.raises(errors.PyengineError, match="SPLICE .*does not bind"):
+        program.open([8], 1)
+
+
+@pytest.mark.parametrize("change", [("n_expert", 3), ("n_expert", 5), ("n_expert", -1), ("n_expert", 1 << 30), ("yk", 255), ("rows", 1 << 30), ("rows", 65), ("k", 64)])
+def test_a_matrix_for_each_head_is_checked_when_it_is_bound(tiny, change):
+    program = plan.compile(tiny(arch="deepseek2"), n_ctx=128)
+    next(i for i in program.instrs if i.count == "heads" and i.op == "MM").n.update([change])
+    with pytest.raises(errors.PyengineError, match="MM .*does not bind"):
+        program.open([8], 1)
+
+
 def test_windows_in_both_directions_are_refused(tiny):
     gguf = tiny(arch="gemma3", keys={"gemma3.attention.causal": False})
     with pytest.raises(errors.UnsupportedError, match="not causal, in a window"):
