@@ -1,6 +1,7 @@
 """Hyper-parameters with one thing wrong: refused by name, in no time, with no memory to speak of.
 
-Rows 49 to 58 of the fault list: counts, head sizes, rope, scaling, context, experts, widths, window, softcap.
+Rows 44 and 49 to 58 of the fault list: epsilon, counts, head sizes, rope, scaling, context, experts, widths, window, softcap; and
+39 and 40, tensors that are not those the keys speak of, in every family.
 Each file is a tiny model with one key patched. It goes through plan.compile, which is what Llama opens first;
 some go through Llama as well. What is allowed at the same edge is tested beside it.
 """
@@ -14,12 +15,15 @@ import pytest
 
 import tiny_gguf  # noqa: E402
 from pyengine import plan  # noqa: E402
+from pyengine.arch import ARCHITECTURES  # noqa: E402
 from pyengine.errors import GGUFError, UnsupportedError  # noqa: E402
 from pyengine.gguf import GGUF  # noqa: E402
 from tiny_gguf import Spec, Typed  # noqa: E402
 
 NAN, INF = math.nan, math.inf
 LLAMA, GEMMA = Spec(), Spec(arch="gemma3", n_layer=2)
+MIXTRAL, QWEN_MOE, OSS = Spec(n_expert=4), Spec(arch="qwen3moe", n_ff_exp=32), Spec(arch="gpt-oss")
+BERT, LFM, COHERE = Spec(arch="bert", n_ctx_train=300), Spec(arch="lfm2"), Spec(arch="cohere2")
 GEMMA2, GRANITE, PHI, YARN = Spec(arch="gemma2", n_layer=2), Spec(arch="granite"), Spec(arch="phi3"), Spec(arch="mistral3", rope_scaling="yarn")
 DEEP = Spec(arch="deepseek2", gating=2, expert_groups=(4, 2), normalize=True, expert_scale=2.5)
 
@@ -55,7 +59,25 @@ REFUSED = [
     (58, GEMMA, "attention.sliding_window", [0, Typed("INT32", -8)]),
     (58, GEMMA, "attention.sliding_window_pattern", [0, Typed("INT32", -1)]),
     (58, GEMMA, "final_logit_softcapping", [NAN, INF, -30.0]),
-    (58, LLAMA, "attention.layer_norm_rms_epsilon", [NAN, INF, -1e-5, "small"]),
+    (44, LLAMA, "attention.layer_norm_rms_epsilon", [NAN, INF, -1e-5, 1.5, "small"]),
+    (44, BERT, "attention.layer_norm_epsilon", [NAN, INF, -1e-5, 1.5, "small"]),
+    (44, COHERE, "attention.layer_norm_epsilon", [NAN, -1e-5]),
+    *((row, spec, key, values) for spec in (MIXTRAL, QWEN_MOE, OSS) for row, key, values in (
+        (56, "expert_count", [2000, spec.n_expert + 1, spec.n_expert - 1, 0, u32(2**31), Typed("INT32", -1), "four"]),
+        (56, "expert_used_count", [0, spec.n_expert + 1, 2000, u32(2**32 - 1), Typed("INT32", -1), None]))),
+    (56, QWEN_MOE, "expert_feed_forward_length", [0, 1, 33, u32(2**31), Typed("INT32", -1)]),
+    (53, OSS, "rope.freq_base_swa", [0.0, -1.0, NAN, INF]),
+    (58, OSS, "attention.sliding_window", [0, Typed("INT32", -8)]),
+    (58, COHERE, "attention.sliding_window", [0, None]),
+    (58, COHERE, "logit_scale", [NAN, INF, -1.0]),
+    (58, LFM, "attention.sliding_window", [Typed("INT32", -8), u32(2**31)]),
+    (49, BERT, "block_count", [0, 513, u32(2**32 - 1)]),
+    (50, BERT, "attention.head_count", [0, heads([0, 4])]),
+    (51, BERT, "attention.head_count", [3, 33, heads([4])]),
+    (55, BERT, "context_length", [0, 299, 301, u32(2**32 - 1)]),       # it has a position for each
+    (57, BERT, "embedding_length", [0, 1, u32(2**31)]),
+    (57, BERT, "feed_forward_length", [0, 1, u32(2**31)]),
+    (58, BERT, "attention.causal", [1, "no"]),
     (53, GEMMA2, "rope.freq_base_swa", [0.0, NAN]),
     (53, PHI, "rope.scaling.attn_factor", [NAN, INF, 0.0, -1.0]),
     (53, YARN, "rope.freq_base", [1.0]),
@@ -136,8 +158,8 @@ CONSEQUENCE = {
     ("attention.key_length", GGUFError): ("attn_q.weight", "rope.dimension_count"),
     ("attention.value_length", GGUFError): ("attn_v.weight", "attn_output.weight"),
     ("embedding_length", GGUFError): ("token_embd.weight", "attention.head_count"),
-    ("feed_forward_length", GGUFError): ("ffn_gate.weight",),
-    ("expert_count", GGUFError): ("llama.expert_used_count", "ffn_gate_inp.weight", "expert_group_count"),
+    ("feed_forward_length", GGUFError): ("ffn_gate.weight", "ffn_up.weight"),
+    ("expert_count", GGUFError): ("llama.expert_used_count", "ffn_gate_inp.weight", "ffn_gate.weight", "expert_group_count"),
     ("attention.kv_lora_rank", GGUFError): ("attention.key_length",),
     ("attention.key_length_mla", GGUFError): ("rope.dimension_count", "attn_q.weight"),
     ("attention.value_length_mla", GGUFError): ("attn_v_b.weight",),
@@ -146,6 +168,7 @@ CONSEQUENCE = {
     ("expert_used_count", GGUFError): ("expert_group_used_count",),
     ("expert_feed_forward_length", GGUFError): ("ffn_gate_exps.weight",),
     ("expert_shared_count", GGUFError): ("shexp.weight",),
+    ("context_length", GGUFError): ("position_embd.weight",),
 }
 
 ALLOWED = [
@@ -168,6 +191,10 @@ ALLOWED = [
     (DEEP, {"expert_group_used_count": 4}),  # all of them
     (DEEP, {"attention.temperature_scale": 0.0}),
     (YARN, {"rope.scaling.original_context_length": 1, "attention.temperature_scale": 0.5}),  # a scale for each position
+    (MIXTRAL, {"expert_used_count": 4}),  # all of them
+    (MIXTRAL, {"expert_used_count": 1}),
+    (OSS, {"attention.sliding_window": 100000, "rope.freq_base_swa": 1e4}),
+    (LFM, {"attention.sliding_window": 0}),  # none
 ]
 
 
@@ -203,21 +230,72 @@ def test_missing_window_is_named(tmp_path):
         compile_file(write(tmp_path, GEMMA, {"attention.sliding_window": None}))
 
 
-@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "blk.1.ffn_down.weight", "output_norm.weight", "token_embd.weight"])
-def test_missing_tensor_is_named(tmp_path, name):
-    path = tiny_gguf.write(tmp_path / "faulty.gguf", LLAMA, tensors={name: None})
-    with pytest.raises(GGUFError, match=name):
-        compile_file(path)
+FAMILIES = tuple(arch for arch in tiny_gguf.WRONG if arch in ARCHITECTURES and ARCHITECTURES[arch] == arch.replace("-", "_"))      # encoders as well
 
 
-@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "blk.1.attn_norm.weight", "rope_freqs.weight", "output.weight"])
-def test_wrong_shape_is_named(tmp_path, name):
-    spec = Spec(rope_freqs=True)
-    wrong = tiny_gguf.weights(spec)[name]
-    wrong = wrong[:-2] if wrong.ndim == 1 else wrong[:-2, :]
-    path = tiny_gguf.write(tmp_path / "faulty.gguf", spec, tensors={name: wrong})
-    with pytest.raises(GGUFError, match=name):
-        compile_file(path)
+def tensors(arch):
+    """A tiny file's tensors, a block of each kind only once: what is wrong in one block is wrong in another."""
+    arrays, seen = tiny_gguf.weights(Spec(arch=arch)), set()
+    for name in arrays:
+        kind = name.split(".", 2)[2] if name.startswith("blk.") else name
+        if kind not in seen:
+            seen.add(kind)
+            yield name, arrays[name]
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_row_39_a_missing_tensor_is_named(tmp_path, arch):
+    """Any of them, but biases of q, k, v and the like, which files may leave out; and a head, which is then tied."""
+    may_be_left_out = (".bias", "output.weight", "token_types.weight")
+    for name, _ in tensors(arch):
+        if name.endswith(may_be_left_out) and not name.endswith("attn_output.weight"):
+            continue
+        with pytest.raises(GGUFError, match=name.replace("attn_qkv", "attn_q")):     # without one for all three, they are three
+            compile_file(tiny_gguf.write(tmp_path / "faulty.gguf", Spec(arch=arch), tensors={name: None}))
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_rows_39_and_40_a_tensor_of_another_shape_is_named(tmp_path, arch):
+    """Transposed, short by a row or an element, or with a dimension more than it has: of each tensor one of these."""
+    import numpy as np
+
+    for i, (name, array) in enumerate(tensors(arch)):
+        if name == "token_types.weight":        # rows are counted
+            continue
+        other = array[:-1]
+        if i % 4 == 3 or name in ("token_embd.weight", "cls.output.weight"):
+            other = np.stack([array, array])
+        elif array.ndim > 1 and array.shape[-1] != array.shape[-2]:
+            other = np.ascontiguousarray(np.swapaxes(array, -1, -2))
+        with pytest.raises(GGUFError, match=name):
+            compile_file(tiny_gguf.write(tmp_path / "faulty.gguf", Spec(arch=arch), tensors={name: other}))
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_row_39_a_tensor_too_many_is_named(tmp_path, arch):
+    """Of a block that the file does not speak of, of a known block, or of another family."""
+    import numpy as np
+
+    n = Spec(arch=arch).n_layer
+    for name in (f"blk.{n}.attn_norm.weight", "blk.0.attn_gate.weight", "blk.1.ffn_up_shexp.weight", "blk.0.attn_rel_b.weight", "altup_proj.weight"):
+        with pytest.raises(GGUFError, match=f"does not use.*{name}"):
+            compile_file(tiny_gguf.write(tmp_path / "faulty.gguf", Spec(arch=arch), tensors={name: np.ones((4, 64), np.float32)}))
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_row_40_a_width_that_the_tensors_do_not_have(tmp_path, arch):
+    spec = Spec(arch=arch)
+    for wrong in (spec.n_embd - 32, spec.n_embd + 32, 2 * spec.n_embd):
+        with pytest.raises(GGUFError, match="weight' has shape|rope.dimension_count"):
+            compile_file(write(tmp_path, spec, {"embedding_length": wrong}))
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_row_49_a_block_more_or_fewer_than_there_are(tmp_path, arch):
+    spec = Spec(arch=arch)
+    for wrong in (spec.n_layer - 1, spec.n_layer + 1):
+        with pytest.raises(GGUFError, match=rf"blk\.{min(wrong, spec.n_layer)}\.|expected an array of"):
+            compile_file(write(tmp_path, spec, {"block_count": wrong}))
 
 
 def test_unused_tensor_is_named(tmp_path):

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -124,10 +125,25 @@ def test_files_are_of_a_size_to_be_read(path):
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "arch").glob("*.py")), ids=lambda p: p.name)
-def test_architectures_name_no_type_isa_or_layout(path):
-    words = ast.unparse(ast.parse(path.read_text(encoding="utf-8"))).lower()
-    for word in ("q4_", "q8_0", "avx", "neon", "page", "arena", "fuse"):
-        assert word not in words, f"{path.name} speaks of {word}"
+def test_architectures_name_no_type_isa_fusion_or_layout(path):
+    """Whatever a file of arch/ says besides its docstrings: no tensor type, tier or instruction by name, and none of the words for
+    how a model is run."""
+    from pyengine.native import TIERS, rows
+    from pyengine.plan import ops
+    from pyengine.quants import TYPES
+
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
+            node.body[0] = ast.Pass()
+    found = set(re.findall(r"[a-z0-9]+", ast.unparse(tree).lower())) | set(re.findall(r"\w+", ast.unparse(tree)))
+    types = {t.name.lower() for t in TYPES.values()}
+    assert {"f16", "q4_k", "mxfp4"} <= types and {"avx2", "neon"} <= set(TIERS)
+    layout = {"page", "pages", "slot", "slots", "arena", "stride", "align", "fuse", "fused", "fusion", "tile", "tiles", "repack", "lanes", "threads", "thread",
+              "chunk", "kv_type", "isa", "avx", "neon", "simd", "blas", "gpu"}
+    names = types | {r.name.lower() for r in rows()} | {t.lower() for t in TIERS} | layout
+    assert not (wrong := {w for w in found if w.lower() in names}), f"{path.name} speaks of {sorted(wrong)}"
+    assert not (wrong := found & set(ops.OPS)), f"{path.name} names instructions: {sorted(wrong)}"
 
 
 def test_import_is_light():
