@@ -187,7 +187,7 @@ def test_quantized_beside_llama_cpp(tmp_path, weight_type):
 
 @pytest.mark.parametrize("spec", [BERT, QWEN3, dataclasses.replace(BERT, n_embd=256, n_ff=256, weight_type="Q8_0")], ids=["bert", "qwen3", "bert q8_0"])
 def test_alone_in_a_batch_on_every_tier_the_same_bits(tmp_path, spec):
-    """100 texts of all lengths up to the context, in whatever steps they come to run. Case 147: order, and equal texts."""
+    """Texts of all lengths up to the context, in whatever steps they come to run. Case 147: order, and equal texts."""
     path, rng = write(tmp_path, spec), random.Random(6)
     texts = [[rng.randrange(5, 320) for _ in range(rng.choice((1, 2, 30, 64, 65, 257, 300)))] for _ in range(40)] + ["Hello", "World", "hello", "Hello"]
     for pooling in ("mean", "cls", "last"):
@@ -220,6 +220,16 @@ def test_beside_the_reference(tmp_path, spec):
             jobs[0].ended.wait()
             z = np.exp(logits[0] - logits[0].max())
             assert abs(pool.score() - z[0] / z.sum()) < 1e-4
+
+
+@pytest.mark.parametrize("spec", [BERT, QWEN3], ids=["bert", "qwen3"])
+def test_case_147_a_hundred_texts_are_what_each_is_alone(tmp_path, spec):
+    rng, words = random.Random(8), tiny_gguf.WORDS
+    texts = ["Hello", "World", " ".join(words * 2), "Hello"] + [" ".join(rng.choices(words, k=rng.choice((1, 3, 9, 40)))) for _ in range(96)]
+    with Llama(write(tmp_path, spec)) as llm:
+        together = llm.embed(texts).view(np.int32)
+        assert together.shape == (100, 64) and np.array_equal(together[0], together[3]) and not np.array_equal(together[0], together[1])
+        assert all(np.array_equal(llm.embed(text).view(np.int32), row) for text, row in zip(texts, together))
 
 
 def test_embeddings_and_answers_share_steps(tmp_path):
@@ -351,6 +361,8 @@ def test_a_row_that_is_not_finite_ends_its_text(tmp_path):
 
 
 def test_the_routes(tmp_path):
+    """Cases 145 and 149: a vector a text, rows of tokens only if they are asked for, the pooling named; base64 is little-endian
+    float32 and the same numbers; usage counts the tokens."""
     from pyengine.serve.app import create_app
     from pyengine.serve.settings import Settings
 

@@ -457,6 +457,14 @@ def test_states(llm, real_model, tmp_path):
 # ---- the object --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name, value", [("rope_scaling_type", 2), ("rope_freq_base", 5e5), ("rope_freq_scale", 0.5), ("yarn_ext_factor", 0.5),
+                                         ("yarn_attn_factor", 1.2), ("yarn_beta_fast", 16.0), ("yarn_beta_slow", 2.0), ("yarn_orig_ctx", 512)])
+def test_case_83_rope_is_the_file_s(real_model, name, value):
+    """Whoever would have it another way is told so by name: nothing replaces what a model was trained with."""
+    with pytest.raises(UnsupportedError, match=f"{name}: found {value}"):
+        Llama(str(real_model("smollm2")), **{name: value})
+
+
 def test_constructor(real_model, tmp_path):
     path = str(real_model("smollm2"))
     with pytest.raises(ValueError, match="^Model path does not exist: /no/such.gguf$"):
