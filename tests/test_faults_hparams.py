@@ -277,7 +277,7 @@ def test_row_39_a_tensor_too_many_is_named(tmp_path, arch):
     import numpy as np
 
     n = Spec(arch=arch).n_layer
-    for name in (f"blk.{n}.attn_norm.weight", "blk.0.attn_gate.weight", "blk.1.ffn_up_shexp.weight", "blk.0.attn_rel_b.weight", "altup_proj.weight"):
+    for name in (f"blk.{n}.attn_norm.weight", "blk.0.attn_gate.weight", "blk.1.ffn_gate_inp_shexp.weight", "blk.0.attn_rel_b.weight", "altup_proj.weight"):
         with pytest.raises(GGUFError, match=f"does not use.*{name}"):
             compile_file(tiny_gguf.write(tmp_path / "faulty.gguf", Spec(arch=arch), tensors={name: np.ones((4, 64), np.float32)}))
 
