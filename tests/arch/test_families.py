@@ -401,13 +401,22 @@ def drawn(rng):
     if arch in ("llama", "qwen3moe", "gpt-oss") and (arch != "llama" or rng.random() < 0.5):
         n = rng.choice([2, 5, 16])
         more.update(n_expert=n, n_expert_used=rng.randrange(1, n + 1))
+    if arch == "deepseek2":         # scores grow with the fourth power of attn_factor; with linear scaling llama.cpp changes them as well, and no file has it
+        joined, n = rng.random() < 0.4, rng.choice([4, 8, 12])
+        groups = rng.choice([(), (2, 1), (n // 2, n // 4)])
+        used = rng.randrange(1, (n if not groups else n // groups[0] * groups[1]) + 1)
+        more.update(joined=joined, n_expert=n, n_expert_used=used, expert_groups=groups, gating=rng.choice([0, 1, 2]), selection_bias=rng.random() < 0.5,
+                    normalize=rng.random() < 0.5, expert_scale=rng.choice([0.0, 0.7, 2.0]), n_dense=rng.randrange(0, more["n_layer"] + 1),
+                    n_shared=rng.choice([1, 2]), q_latent=rng.choice([0, 0, 20, 32]), n_rot=rng.choice([2, 8, 34]), v_dim=rng.choice([5, 16, 40]),
+                    n_still=rng.choice([6, 26, 30]) if joined else rng.choice([16, 48]), latent=rng.choice([16, 48, 80]),
+                    yarn_log_multiplier=rng.choice([0.0, 0.0707, 0.1]), rope_scaling=rng.choice(["", "none", "yarn", "yarn"]))
     if arch == "lfm2":
         more.update(n_layer=rng.choice([2, 3, 5]), taps=rng.choice([2, 3, 4, 7]))
     if arch == "granite":
         more.update(embedding_scale=rng.choice([0.0, 2.0]), attention_scale=rng.choice([0.0, 0.4]), residual_scale=rng.choice([0.0, 0.3, 1.5]))
     return Spec(arch=arch, seed=rng.randrange(1 << 30), n_head=heads, n_head_kv=kv, n_ff=rng.choice([16, 50, 96]), tied=rng.random() < 0.4 and arch != "gpt-oss",
-                fused=rng.random() < 0.3, rope_base=rng.choice([100.0, 1e4, 5e5]), rope_factor=rng.choice([1.0, 2.0, 7.5]),
-                rope_orig_ctx=rng.choice([8, 16, 300]), rope_attn_factor=rng.choice([0.0, 0.7, 1.3]) if arch != "gemma3" else 0.0, eps=rng.choice([1e-6, 1e-5]), **more)
+                fused=rng.random() < 0.3 and arch != "deepseek2", rope_base=rng.choice([100.0, 1e4, 5e5]), rope_factor=rng.choice([1.0, 2.0, 7.5]),
+                rope_orig_ctx=rng.choice([8, 16, 300]), rope_attn_factor=rng.choice([0.0, 0.7, 0.8 if arch == "deepseek2" else 1.3]) if arch != "gemma3" else 0.0, eps=rng.choice([1e-6, 1e-5]), **more)
 
 
 @pytest.mark.campaign
