@@ -30,7 +30,7 @@
  *              what 5: a * b[position/period], b float[steps]
  *  FFN         0 gate weight, 1 up weight, 2 activations, 3 y, 4 Q32, 5 Q256, 6 list   k rows row_bytes act kind n_expert
  *              act(gate x) * (up x), written as floats and as activation rows; list: as for MM
- *  ROUTE       0 logits, 1 selection bias, 2 weights out [slots] rows, 3 list     n_expert kind groups groups_used normalize   scale
+ *  ROUTE       0 logits, 1 selection bias, 2 weights out [used] rows, 3 list     n_expert kind groups groups_used normalize   scale
  *  GROUP       0 list                                                 n_expert
  *  GATHER      0 rows of tokens, 1 list, 2 rows of pairs              k act n_expert
  *  MIX         0 rows of pairs, 1 weights, 2 list, 3 y                k n_expert
@@ -52,7 +52,7 @@
 
 int64_t pe_rows_of(const pe_prog *p, const pe_insn *in) {
   switch (in->count) {
-    case PE_COUNT_PAIRS: return (int64_t)p->step.n_tokens * in->slots;
+    case PE_COUNT_PAIRS: return (int64_t)p->step.n_tokens * in->per_token;
     case PE_COUNT_WANTED: return p->step.n_wanted;
     case PE_COUNT_LOGITS: return p->step.n_wanted - p->step.n_hidden;
     default: return p->step.n_tokens;
@@ -222,7 +222,7 @@ static int64_t elements(const pe_prog *p, const pe_insn *in) {
   int64_t k = in->n[0];
   if (in->op == PE_OP_KV) k = (pe_has(in->a[0]) ? in->n[0] * in->n[2] : 0) + in->n[1] * (in->n[2] + in->n[3]);
   if (in->op == PE_OP_ATTN_OUT) k = in->n[0] * in->n[3];
-  if (in->op == PE_OP_MIX) k *= in->slots;
+  if (in->op == PE_OP_MIX) k *= in->per_token;
   if (in->op == PE_OP_SPLICE) k = (in->n[0] > in->n[4] ? in->n[0] : in->n[4]) * (in->n[3] + in->n[7]);
   if (in->op == PE_OP_GATHER || in->op == PE_OP_SPLICE) k /= 16;      /* copied, not computed */
   return pe_rows_of(p, in) * k;

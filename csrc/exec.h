@@ -73,7 +73,7 @@ typedef struct pe_pairs {
   int32_t *active;             /* [n_expert] these experts */
   int32_t *first;              /* [n_expert + 1] an expert's pairs are first[e]..first[e + 1] */
   int32_t *token;              /* [pairs] the token of each */
-  int32_t *pair;               /* [tokens][slots] where each lies; between ROUTE and GROUP the experts themselves */
+  int32_t *pair;               /* [tokens][used] where each lies; between ROUTE and GROUP the experts themselves */
 } pe_pairs;
 static inline int64_t pe_pairs_ints(int64_t n_expert, int64_t pairs) { return 2 + 2 * n_expert + 2 * pairs; }
 pe_pairs pe_pairs_of(const pe_prog *p, pe_ref list, int64_t n_expert, int64_t n_pairs);

@@ -76,7 +76,7 @@ static void activations(check *c, int i, int64_t rows) {
 }
 
 static int64_t max_rows(const pe_limits *l, const pe_insn *in) {
-  if (in->count == PE_COUNT_PAIRS) return (int64_t)l->max_tokens * in->slots;
+  if (in->count == PE_COUNT_PAIRS) return (int64_t)l->max_tokens * in->per_token;
   return in->count == PE_COUNT_TOKENS ? l->max_tokens : l->max_wanted;
 }
 
@@ -84,8 +84,8 @@ static int64_t max_rows(const pe_limits *l, const pe_insn *in) {
 static void pairs_list(check *c, int operand, int i, int written) {
   int64_t n = c->in->n[i];
   dim(c, i, 1, PE_MAX_EXPERTS);
-  if (c->in->slots < 1 || c->in->slots > n) fail(c, PE_EINVAL, 302);
-  if (!c->rc) need(c, operand, pe_pairs_ints(n, (int64_t)c->p->limits.max_tokens * c->in->slots), 4, 64, written, 0);
+  if (c->in->per_token < 1 || c->in->per_token > n) fail(c, PE_EINVAL, 302);
+  if (!c->rc) need(c, operand, pe_pairs_ints(n, (int64_t)c->p->limits.max_tokens * c->in->per_token), 4, 64, written, 0);
 }
 
 /* Matrices that a product has: n[5] of them with a list of pairs, else one. */
@@ -100,7 +100,7 @@ static int64_t matrices(check *c, int list) {
 static void check_heads(check *c, int64_t rows) {
   const int64_t *n = c->in->n;
   dim(c, 1, 1, 65536), dim(c, 5, 1, 65536), dim(c, 4, n[1] * n[5], MAX_DIM);
-  if (c->in->count != PE_COUNT_PAIRS || c->in->slots != n[5]) fail(c, PE_EINVAL, 302);
+  if (c->in->count != PE_COUNT_PAIRS || c->in->per_token != n[5]) fail(c, PE_EINVAL, 302);
   if (c->rc) return;
   need(c, 0, n[1] * n[5], n[2], 1, 0, 0), activations(c, 1, rows), rows_f32(c, 2, c->p->limits.max_tokens, n[4], 1, 0), vec_f32(c, 3, n[1] * n[5], 1);
 }
@@ -148,7 +148,7 @@ static void check_insn(check *c) {
   int of_pairs = in->op == PE_OP_GROUP || in->op == PE_OP_GATHER;
   int of_any = in->op == PE_OP_NORM || in->op == PE_OP_MM || in->op == PE_OP_EW || in->op == PE_OP_GLU || in->op == PE_OP_FFN;
   int fits = of_any || (in->count == PE_COUNT_TOKENS && !of_pairs) || (in->count == PE_COUNT_PAIRS && of_pairs);
-  if (in->count < PE_COUNT_TOKENS || in->count > PE_COUNT_LOGITS || !fits || (in->count == PE_COUNT_PAIRS && in->slots < 1)) {
+  if (in->count < PE_COUNT_TOKENS || in->count > PE_COUNT_LOGITS || !fits || (in->count == PE_COUNT_PAIRS && in->per_token < 1)) {
     fail(c, PE_EINVAL, 300);
     return;
   }
@@ -221,9 +221,9 @@ static void check_insn(check *c) {
     case PE_OP_ROUTE:
       dim(c, 1, 0, PE_ROUTE_SELECTED), dim(c, 2, 0, n[0] > 3 ? n[0] / 2 : 1), dim(c, 3, 0, n[2]), dim(c, 4, 0, 1), pairs_list(c, 3, 0, 1);
       /* groups of two experts at least, and in those that are used as many as a token takes */
-      if (!c->rc && n[2] > 1 && (n[0] % n[2] || n[3] < 1 || n[0] / n[2] * n[3] < in->slots)) fail(c, PE_EINVAL, 102);
+      if (!c->rc && n[2] > 1 && (n[0] % n[2] || n[3] < 1 || n[0] / n[2] * n[3] < in->per_token)) fail(c, PE_EINVAL, 102);
       if (c->rc) break;
-      rows_f32(c, 0, rows, n[0], 0, 0), vec_f32(c, 1, n[0], 1), rows_f32(c, 2, rows, in->slots, 1, 0);
+      rows_f32(c, 0, rows, n[0], 0, 0), vec_f32(c, 1, n[0], 1), rows_f32(c, 2, rows, in->per_token, 1, 0);
       break;
     case PE_OP_GROUP: pairs_list(c, 0, 0, 1); break;
     case PE_OP_GATHER: {
@@ -244,7 +244,7 @@ static void check_insn(check *c) {
     case PE_OP_MIX:
       dim(c, 0, 1, MAX_DIM), pairs_list(c, 2, 1, 0);
       if (c->rc) break;
-      rows_f32(c, 0, rows * in->slots, n[0], 0, 0), rows_f32(c, 1, rows, in->slots, 0, 0), rows_f32(c, 3, rows, n[0], 1, 0);
+      rows_f32(c, 0, rows * in->per_token, n[0], 0, 0), rows_f32(c, 1, rows, in->per_token, 0, 0), rows_f32(c, 3, rows, n[0], 1, 0);
       break;
     default: fail(c, PE_EINVAL, 301);
   }

@@ -5,7 +5,7 @@
  * ROUTE chooses for every token by itself. GROUP, one part, puts the (token, expert) pairs in the order
  * of the experts, so that an expert is one product over its own rows; GATHER copies the tokens' rows to
  * that order. A pair's row depends on its token and its expert alone, never on the place it got, and MIX
- * adds a token's rows in the order of its slots: no bit depends on which tokens share a step. */
+ * adds a token's rows in the order in which they were chosen: no bit depends on which tokens share a step. */
 #include <string.h>
 #include "exec.h"
 
@@ -68,11 +68,11 @@ static void keep_groups(const float *score, uint8_t *taken, int64_t n, int64_t g
 #define LEAST_SUM 0x1p-14f
 
 void pe_run_route(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
-  int64_t n = in->n[0], kind = in->n[1], slots = in->slots, groups = in->n[2];
+  int64_t n = in->n[0], kind = in->n[1], used = in->per_token, groups = in->n[2];
   const float *x = pe_row_f32(p, in->a[0], n, row);
-  float *prob = (float *)pe_scratch(p, thread), *score = prob + PE_MAX_EXPERTS, *w = pe_row_f32(p, in->a[2], slots, row);
+  float *prob = (float *)pe_scratch(p, thread), *score = prob + PE_MAX_EXPERTS, *w = pe_row_f32(p, in->a[2], used, row);
   uint8_t *taken = (uint8_t *)(score + PE_MAX_EXPERTS);
-  int32_t *chosen = pe_pairs_of(p, in->a[3], n, (int64_t)p->step.n_tokens * slots).pair + row * slots;
+  int32_t *chosen = pe_pairs_of(p, in->a[3], n, (int64_t)p->step.n_tokens * used).pair + row * used;
   if (kind == PE_ROUTE_SOFTMAX) softmax(p, prob, x, n);
   else if (kind == PE_ROUTE_SIGMOID) sigmoid(p, prob, x, n);
   else memcpy(prob, x, (size_t)n * sizeof *x);
@@ -80,20 +80,20 @@ void pe_run_route(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
   if (pe_has(in->a[1])) p->v->add(score, prob, (const float *)pe_at(p, in->a[1]), n);
   memset(taken, 0, (size_t)n);
   if (groups > 1) keep_groups(score, taken, n, groups, in->n[3]);
-  for (int64_t s = 0; s < slots; s++) {
+  for (int64_t s = 0; s < used; s++) {
     int64_t e = best(score, taken, n);
     taken[e] = 1;
     chosen[s] = (int32_t)e;
     w[s] = prob[e];
   }
-  if (kind == PE_ROUTE_SELECTED) softmax(p, w, w, slots);
+  if (kind == PE_ROUTE_SELECTED) softmax(p, w, w, used);
   if (in->n[4]) {
     float sum = 0.0f;
-    for (int64_t s = 0; s < slots; s++) sum += w[s];
+    for (int64_t s = 0; s < used; s++) sum += w[s];
     sum = sum < LEAST_SUM ? LEAST_SUM : sum;
-    for (int64_t s = 0; s < slots; s++) w[s] /= sum;
+    for (int64_t s = 0; s < used; s++) w[s] /= sum;
   }
-  if (in->f[0] != 1.0) p->v->scale(w, w, (float)in->f[0], slots);
+  if (in->f[0] != 1.0) p->v->scale(w, w, (float)in->f[0], used);
 }
 
 /* ---- GROUP, GATHER, MIX --------------------------------------------------------------- */
@@ -116,7 +116,7 @@ void pe_run_group(pe_prog *p, const pe_insn *in, int64_t part, int32_t thread) {
   for (int64_t e = 0; e < n; e++) g.first[e + 1] += g.first[e];
   for (int64_t i = 0; i < pairs; i++) {       /* first[e] runs to first[e + 1] ... */
     int32_t at = g.first[g.pair[i]]++;
-    g.token[at] = (int32_t)(i / in->slots);
+    g.token[at] = (int32_t)(i / in->per_token);
     g.pair[i] = at;
   }
   for (int64_t e = n; e > 0; e--) g.first[e] = g.first[e - 1];    /* ... and goes back */
@@ -132,10 +132,10 @@ void pe_run_gather(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
 
 void pe_run_mix(pe_prog *p, const pe_insn *in, int64_t row, int32_t thread) {
   (void)thread;
-  int64_t k = in->n[0], slots = in->slots;
-  const int32_t *pair = pe_pairs_of(p, in->a[2], in->n[1], (int64_t)p->step.n_tokens * slots).pair + row * slots;
-  const float *w = pe_row_f32(p, in->a[1], slots, row);
+  int64_t k = in->n[0], used = in->per_token;
+  const int32_t *pair = pe_pairs_of(p, in->a[2], in->n[1], (int64_t)p->step.n_tokens * used).pair + row * used;
+  const float *w = pe_row_f32(p, in->a[1], used, row);
   float *y = pe_row_f32(p, in->a[3], k, row);
   memset(y, 0, (size_t)k * sizeof *y);
-  for (int64_t s = 0; s < slots; s++) p->v->axpy(y, w[s], pe_row_f32(p, in->a[0], k, pair[s]), k);
+  for (int64_t s = 0; s < used; s++) p->v->axpy(y, w[s], pe_row_f32(p, in->a[0], k, pair[s]), k);
 }

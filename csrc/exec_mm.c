@@ -51,7 +51,7 @@ typedef struct span { int64_t matrix, t0, n, step; } span;
 static span tokens_of(const pe_prog *p, const pe_insn *in, pe_ref list, int64_t matrix) {
   int64_t n = pe_rows_of(p, in);
   if (!in->n[5]) return (span){0, 0, n, 1};
-  if (!pe_has(list)) return (span){matrix, matrix, p->step.n_tokens, in->slots};
+  if (!pe_has(list)) return (span){matrix, matrix, p->step.n_tokens, in->per_token};
   pe_pairs g = pe_pairs_of(p, list, in->n[5], n);
   if (matrix >= *g.n_active) return (span){0, 0, 0, 1};
   int64_t e = g.active[matrix];

@@ -308,7 +308,7 @@ int pe_pool_bind(pe_pool *, int32_t thread, const int32_t *cpus, int32_t n_cpus)
 #define PE_OP_GATHER 12     /* rows of tokens -> rows of pairs */
 #define PE_OP_MIX 13        /* rows of pairs -> their weighted sum by token */
 #define PE_OP_SPLICE 14     /* columns of one or two rows' heads -> heads of a row */
-#define PE_OP_CONV 16       /* short convolution: reads and writes state [gate] [quantize] */
+#define PE_OP_CONV 15       /* short convolution: reads and writes state [gate] [quantize] */
 
 #define PE_EW_ADD 0
 #define PE_EW_MUL 1
@@ -323,7 +323,7 @@ int pe_pool_bind(pe_pool *, int32_t thread, const int32_t *cpus, int32_t n_cpus)
 
 #define PE_COUNT_TOKENS 0
 #define PE_COUNT_WANTED 1
-#define PE_COUNT_PAIRS 2    /* (token, expert) or (token, head): `slots` for each token */
+#define PE_COUNT_PAIRS 2    /* (token, expert) or (token, head): `per_token` for each token */
 #define PE_COUNT_LOGITS 3   /* the first of the wanted rows: those whose logits are wanted, too */
 #define PE_MAX_EXPERTS 4096
 #define PE_ROUTE_SOFTMAX 0
@@ -348,7 +348,7 @@ typedef struct pe_insn {   /* operands per opcode: table at the top of exec.c */
   int32_t count;           /* PE_COUNT_*: what its rows are */
   int32_t barrier;         /* 0: the next instruction may run beside this one */
   int32_t tail;            /* 1: where it is little work, the thread that ends the phase before may run it: no phase of its own */
-  int32_t slots;           /* experts or heads of a token; 0: there are none */
+  int32_t per_token;       /* experts or heads of a token; 0: there are none */
   int32_t few, many;       /* PE_OP_MM, PE_OP_FFN: fn[1] from `few` rows on, fn[2] from `many` on */
   int32_t fn[3];           /* rows of pe_rows() */
   pe_ref a[8];

@@ -82,7 +82,7 @@ class Graph:
         self.hidden = self.output = None        # rows of the wanted tokens before the head; what the head makes of them
         self.both = False                       # attention sees what comes after a token, too
         self.labels = 0                         # rows of a classifier, which is the head in place of the vocabulary's
-        self.slots = 0                          # experts that a token takes; 0: there are none
+        self.n_used = 0                          # experts that a token takes; 0: there are none
         self.heads = 0                          # heads that have matrices of their own (head_linear); 0: there are none
         self.used = set()
 
@@ -255,8 +255,8 @@ class Graph:
         kind: "softmax" or "sigmoid" of the logits is the score and the weight; "selected": the logit is the score, the
         weights are the softmax over those that were selected. bias: added to the scores alone. groups: only experts in
         the groups_used groups whose two best add up to most. Then weights divided by their sum, and times scale."""
-        assert 1 <= n_used <= logits.width and self.slots in (0, n_used)
-        self.slots = n_used
+        assert 1 <= n_used <= logits.width and self.n_used in (0, n_used)
+        self.n_used = n_used
         return self._node("route", (logits,), (bias,), width=n_used, label=logits.label, n_expert=logits.width, kind=kind, groups=groups,
                           groups_used=groups_used, normalize=normalize, scale=scale)
 
@@ -293,7 +293,7 @@ class Graph:
 
     def per_token(self, rows):
         """How many of an instruction's rows a token has."""
-        return {"pairs": self.slots, "heads": self.heads}.get(rows, 1)
+        return {"pairs": self.n_used, "heads": self.heads}.get(rows, 1)
 
     # ---- after building -------------------------------------------------------------
 

@@ -53,7 +53,7 @@ OPS = {
     "GATHER": Op(12, {"x": "r", "list": "r", "y": "w"}, ("k", "act", "n_expert")),
     "MIX": Op(13, {"x": "r", "weights": "r", "list": "r", "y": "w"}, ("k", "n_expert")),
     "SPLICE": Op(14, {"a": "r", "b": "r", "y": "w"}, ("a_heads", "a_d", "a_first", "a_n", "b_heads", "b_d", "b_first", "b_n")),
-    "CONV": Op(16, {"x": "r", "w": "r", "y": "w", "state": "u", "gate": "r", "q32": "w", "q256": "w"}, ("k", "taps")),
+    "CONV": Op(15, {"x": "r", "w": "r", "y": "w", "state": "u", "gate": "r", "q32": "w", "q256": "w"}, ("k", "taps")),
 }
 
 

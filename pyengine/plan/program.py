@@ -255,7 +255,7 @@ class Program:
 
     def _encode(self, c, i):
         op = OPS[i.op]
-        c.op, c.count, c.barrier, c.tail, c.slots = op.code, COUNTS[i.count], i.barrier, i.tail, self.graph.heads if i.count == "heads" else self.graph.slots
+        c.op, c.count, c.barrier, c.tail, c.per_token = op.code, COUNTS[i.count], i.barrier, i.tail, self.graph.heads if i.count == "heads" else self.graph.n_used
         for slot, name in enumerate(op.operands):
             region, offset = self._place(i.args[name]) if name in i.args else (-1, 0)
             c.a[slot].region, c.a[slot].offset = region, offset

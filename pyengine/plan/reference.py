@@ -105,7 +105,7 @@ class Reference:
             out.append(np.broadcast_to(x.reshape(len(x), heads, d)[:, :, first : first + n], (len(x), n_head, n)))
         return np.concatenate(out, axis=2).reshape(len(out[0]), -1)
 
-    # Rows of pairs are [tokens, slots, width] here.
+    # Rows of pairs are [tokens, used, width] here.
 
     def route(self, node):
         np, a, x = self.np, node.attrs, self.of(node)
