@@ -23,6 +23,7 @@ from tiny_gguf import Spec, Typed  # noqa: E402
 NAN, INF = math.nan, math.inf
 LLAMA, GEMMA = Spec(), Spec(arch="gemma3", n_layer=2)
 MIXTRAL, QWEN_MOE, OSS = Spec(n_expert=4), Spec(arch="qwen3moe", n_ff_exp=32), Spec(arch="gpt-oss")
+LFM_MOE, GRANITE_MOE = Spec(arch="lfm2moe"), Spec(arch="granitemoe")
 BERT, LFM, COHERE = Spec(arch="bert", n_ctx_train=300), Spec(arch="lfm2"), Spec(arch="cohere2")
 GEMMA2, GRANITE, PHI, YARN = Spec(arch="gemma2", n_layer=2), Spec(arch="granite"), Spec(arch="phi3"), Spec(arch="mistral3", rope_scaling="yarn")
 DEEP = Spec(arch="deepseek2", gating=2, expert_groups=(4, 2), normalize=True, expert_scale=2.5)
@@ -65,6 +66,9 @@ REFUSED = [
     *((row, spec, key, values) for spec in (MIXTRAL, QWEN_MOE, OSS) for row, key, values in (
         (56, "expert_count", [2000, spec.n_expert + 1, spec.n_expert - 1, 0, u32(2**31), Typed("INT32", -1), "four"]),
         (56, "expert_used_count", [0, spec.n_expert + 1, 2000, u32(2**32 - 1), Typed("INT32", -1), None]))),
+    (56, LFM_MOE, "expert_gating_func", [0, 3, 4, None]),
+    (56, LFM_MOE, "leading_dense_block_count", [0, 2, 5, Typed("INT32", -1)]),
+    (56, GRANITE_MOE, "expert_shared_feed_forward_length", [1, u32(2**31), Typed("INT32", -1)]),
     (56, QWEN_MOE, "expert_feed_forward_length", [0, 1, 33, u32(2**31), Typed("INT32", -1)]),
     (53, OSS, "rope.freq_base_swa", [0.0, -1.0, NAN, INF]),
     (58, OSS, "attention.sliding_window", [0, Typed("INT32", -8)]),
@@ -164,10 +168,11 @@ CONSEQUENCE = {
     ("attention.key_length_mla", GGUFError): ("rope.dimension_count", "attn_q.weight"),
     ("attention.value_length_mla", GGUFError): ("attn_v_b.weight",),
     ("rope.dimension_count", GGUFError): ("attention.key_length",),
-    ("leading_dense_block_count", GGUFError): ("blk.0.ffn_gate_inp.weight", "blk.1.ffn_gate.weight"),
+    ("leading_dense_block_count", GGUFError): ("ffn_gate_inp.weight", "ffn_gate.weight"),
     ("expert_used_count", GGUFError): ("expert_group_used_count",),
     ("expert_feed_forward_length", GGUFError): ("ffn_gate_exps.weight",),
     ("expert_shared_count", GGUFError): ("shexp.weight",),
+    ("expert_shared_feed_forward_length", GGUFError): ("shexp.weight",),
     ("context_length", GGUFError): ("position_embd.weight",),
 }
 

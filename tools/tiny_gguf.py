@@ -18,7 +18,8 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from tiny_spec import CHATML, COHERE, DECODERS, GEMMA, SMALL_TYPES, WEIGHT_TYPES, WRONG, WRONG_EXPERTS, WRONG_KEYS, Spec, wrong_of  # noqa: E402, F401
+from tiny_spec import (CHATML, COHERE, DECODERS, GEMMA, GRANITE, LFM, SMALL_TYPES, WEIGHT_TYPES, WRONG, WRONG_EXPERTS, WRONG_KEYS, Spec,  # noqa: E402, F401
+                       wrong_of)
 from tiny_vocab import WORDS, bpe_vocabulary, vocabulary_keys, wordpiece_keys  # noqa: E402, F401
 from tiny_weights import make_wrong, weights  # noqa: E402
 
@@ -104,11 +105,15 @@ def metadata(spec):
         optional = {"logit_scale": spec.logit_scale and spec.logit_scale / 4}
         if a == "cohere2":
             optional.update({"attention.sliding_window": spec.window, "attention.sliding_window_pattern": spec.window_pattern})
-    elif a == "granite":
+    elif a in GRANITE:
         optional = {"embedding_scale": spec.embedding_scale, "attention.scale": spec.attention_scale, "residual_scale": spec.residual_scale,
                     "logit_scale": spec.logit_scale}
-    elif a == "lfm2":
+        if a == "granitemoe":
+            optional["expert_shared_feed_forward_length"] = spec.n_shared * (spec.n_ff_exp or ff[0])
+    elif a in LFM:
         optional = {"shortconv.l_cache": spec.taps, "attention.sliding_window": spec.lfm_window, "vocab_size": spec.n_vocab}
+        if a == "lfm2moe":
+            optional.update({"leading_dense_block_count": spec.n_dense, "expert_gating_func": spec.gating or 2})
     else:
         optional = {"attention.temperature_scale": spec.temperature, "rope.scaling.yarn_log_multiplier": spec.yarn_log_multiplier}
     optional["rope.scaling.attn_factor"] = spec.rope_attn_factor
@@ -123,7 +128,7 @@ def metadata(spec):
         keys[f"{a}.classifier.output_labels"] = [f"label{i}" for i in range(spec.labels)]
     if a == "llama":
         keys["llama.vocab_size"] = spec.n_vocab + spec.extra_rows
-    if a in ("llama", "phi3", "granite", "mistral3", "smollm3", *COHERE):
+    if a in ("llama", "phi3", "mistral3", "smollm3", *GRANITE, *COHERE):
         keys[f"{a}.rope.dimension_count"] = spec.d_head
     if a == "phi3":
         keys["phi3.attention.sliding_window"] = spec.phi_window

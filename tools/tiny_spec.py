@@ -24,17 +24,21 @@ WRONG = {
     **dict.fromkeys(("ernie4_5", "exaone", "internlm2", "pangu-embedded", "xverse"), ("rope", "norm", "scale")),
     "granite": ("rope", "norm", "embedding scale", "attention scale", "residual scale", "logit scale"),
     "mistral3": ("rope", "norm", "yarn", "log multiplier", "temperature"),
+    "granitemoe": ("rope", "norm", "residual scale", "shared expert"),
     "lfm2": ("rope", "norm", "head norm", "taps", "gates"),
+    "lfm2moe": ("rope", "norm", "head norm", "gates"),
     "bert": ("norm", "scale", "bias", "positions", "types", "direction"),
     "deepseek2": ("rope", "norm", "scale", "latent norm", "latent order", "shared expert", "expert weights"),
 }
 DECODERS = tuple(arch for arch in WRONG if arch != "bert")
 WRONG_EXPERTS = ("expert order", "experts used")  # as well, where there are experts
-EXPERTS = {"qwen3moe": (8, 3), "gpt-oss": (8, 3), "deepseek2": (8, 3)}  # experts, and how many a token takes; llama has them where the spec says so
-HALVES = ("gpt-oss", "exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "lfm2", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
+EXPERTS = {"qwen3moe": (8, 3), "gpt-oss": (8, 3), **dict.fromkeys(("deepseek2", "granitemoe", "lfm2moe"), (8, 3))}  # experts, and how many a token takes; llama has them where the spec says so
+HALVES = ("gpt-oss", "exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "lfm2", "lfm2moe", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
+GRANITE, LFM = ("granite", "granitemoe"), ("lfm2", "lfm2moe")
+DENSE_FIRST = ("deepseek2", "lfm2moe")  # the first n_dense layers have no experts
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
-LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "lfm2": 4, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
+LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "lfm2": 4, "lfm2moe": 4, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
 BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo", "gpt-oss": "qkvoe",
           "bert": "qkvof"}  # o: output, f: feed-forward, e: experts and router
 
@@ -62,10 +66,10 @@ class Spec:
     n_expert_used: int = 0  # 0: EXPERTS, or two
     n_ff_exp: int = 0  # 0: n_ff; not llama, whose experts are as wide as n_ff
     expert_scale: float = 0.0  # 0: no key
-    n_dense: int = 1  # deepseek2, as all that follows: layers without experts
-    n_shared: int = 2  # experts that every token takes
+    n_dense: int = 1  # lfm2moe and deepseek2, as all that follows: layers without experts
+    n_shared: int = 2  # experts that every token takes; granitemoe as well
     gating: int = 0  # 1: softmax, 2: sigmoid; 0: no key, and softmax is meant
-    selection_bias: bool = False
+    selection_bias: bool = False  # lfm2moe always
     expert_groups: tuple = ()  # groups and how many of them are used
     normalize: bool = False
     latent: int = 64  # kv_lora_rank
@@ -116,11 +120,11 @@ class Spec:
             if len(value) not in (1, self.n_layer):
                 raise ValueError(f"{name}: {len(value)} values for {self.n_layer} layers")
             object.__setattr__(self, name, value)
-        if self.arch == "lfm2" and len(self.n_head_kv) == 1:
+        if self.arch in LFM and len(self.n_head_kv) == 1:
             object.__setattr__(self, "n_head_kv", tuple(i % 2 * self.n_head_kv[0] for i in range(self.n_layer)))
         if (self.biases and self.arch not in BIASES) or (self.rope_freqs and self.arch not in ("llama", "granite", "mistral3")):
             raise ValueError(f"{self.arch} has no biases, or no rope_freqs")
-        for name, arch, value in (("biases", ("qwen2", "gpt-oss", "bert"), True), ("fused", ("phi3",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
+        for name, arch, value in (("biases", ("qwen2", "gpt-oss", "bert"), True), ("fused", ("phi3",), True), ("selection_bias", ("lfm2moe",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
             if self.arch in arch:
                 object.__setattr__(self, name, value)
         experts, used = EXPERTS.get(self.arch, (0, 2 if self.n_expert else 0))

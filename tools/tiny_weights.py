@@ -5,7 +5,7 @@ Not how they are stored (tiny_gguf.py, the only importer). Needs numpy.
 
 import math
 
-from tiny_spec import BIASES, COHERE, GEMMA, HALVES, WRONG_KEYS, wrong_of
+from tiny_spec import BIASES, COHERE, DENSE_FIRST, GEMMA, GRANITE, HALVES, LFM, WRONG_KEYS, wrong_of
 
 
 def weights(spec):
@@ -60,8 +60,6 @@ def weights(spec):
     def shared(blk, ff):
         for name, rows, columns, gain in (("gate", ff, spec.n_embd, 1.0), ("up", ff, spec.n_embd, 1.0), ("down", spec.n_embd, ff, 2.0)):
             matrix(f"{blk}ffn_{name}_shexp.weight", rows, columns, gain)
-        if spec.selection_bias:
-            out[blk + "exp_probs_b.bias"] = rng.uniform(-0.3, 0.3, spec.n_expert).astype(np.float32)
 
     def attention(blk, kv, loud):
         # q is drawn wide enough that attention is far from uniform and a wrong rope shows
@@ -76,9 +74,9 @@ def weights(spec):
 
     rows, d, gemma, a = spec.n_vocab + spec.extra_rows, spec.d_head, spec.arch in GEMMA, spec.arch
     matrix("token_embd.weight", rows, spec.n_embd, 3.0)
-    norm("token_embd_norm.weight" if a == "lfm2" else "output_norm.weight", spec.n_embd)
+    norm("token_embd_norm.weight" if a in LFM else "output_norm.weight", spec.n_embd)
     if not spec.tied:
-        matrix("output.weight", rows, spec.n_embd, 3.0 * (spec.logit_scale or 1.0 if a == "granite" else 1.0))
+        matrix("output.weight", rows, spec.n_embd, 3.0 * (spec.logit_scale or 1.0 if a in GRANITE else 1.0))
     if spec.rope_freqs:
         out["rope_freqs.weight"] = rng.uniform(1.0, 8.0, d // 2).astype(np.float32)
     if spec.longrope:
@@ -99,7 +97,7 @@ def weights(spec):
         if spec.fused and kv:
             for kind in ("weight", "bias") if spec.biases else ("weight",):
                 out[f"{blk}attn_qkv.{kind}"] = np.concatenate([out.pop(f"{blk}attn_{part}.{kind}") for part in "qkv"])
-        if a in ("gemma3", "qwen3", "qwen3moe", "lfm2") and kv:
+        if a in ("gemma3", "qwen3", "qwen3moe", *LFM) and kv:
             norm(blk + "attn_q_norm.weight", d)
             norm(blk + "attn_k_norm.weight", d)
         if gemma:
@@ -108,10 +106,12 @@ def weights(spec):
             out[blk + "attn_sinks.weight"] = rng.standard_normal(spec.n_head).astype(np.float32) + np.float32(1)
         if a not in COHERE:
             norm(blk + ("post_attention_norm" if a == "gpt-oss" else "ffn_norm") + ".weight", spec.n_embd)
-        if spec.n_expert and not (a == "deepseek2" and i < spec.n_dense):
+        if spec.n_expert and not (a in DENSE_FIRST and i < spec.n_dense):
             experts(blk, spec.n_ff_exp or ff, loud / spec.expert_scale if a == "deepseek2" and spec.expert_scale else loud)
-            if a == "deepseek2":
+            if a in ("deepseek2", "granitemoe") and spec.n_shared:
                 shared(blk, spec.n_shared * (spec.n_ff_exp or ff))
+            if spec.selection_bias:
+                out[blk + "exp_probs_b.bias"] = rng.uniform(-0.3, 0.3, spec.n_expert).astype(np.float32)
             continue
         if a != "phi3":
             matrix(blk + "ffn_gate.weight", ff, spec.n_embd)
@@ -168,7 +168,7 @@ def make_wrong(spec, arrays, what):
 
     if what not in wrong_of(spec):
         raise ValueError(f"wrong: {what!r}, expected one of {wrong_of(spec)} for {spec.arch}")
-    gemma, first = spec.arch == "gemma3", spec.n_dense if spec.arch == "deepseek2" else 0  # with experts
+    gemma, first = spec.arch == "gemma3", spec.n_dense if spec.arch in DENSE_FIRST else 0  # with experts
     query = f"blk.0.attn_q{'_b' if spec.q_latent else 'kv' if spec.fused else ''}.weight"
     if what == "rope" and spec.arch == "deepseek2":
         order, n = np.arange(spec.n_rot).reshape(spec.n_rot // 2, 2).T.ravel(), spec.n_rot

@@ -1,5 +1,5 @@
-"""granite: the dense models of Granite 3 and 4 (IBM 2024): llama with four numbers: embeddings, attention scores and
-what each block adds are multiplied by theirs, logits are divided by theirs. rope.scaling.finetuned = false is how
+"""granite: the dense models of Granite 3 and 4, and as granitemoe those with experts (IBM 2024): llama with four numbers:
+embeddings, attention scores and what each block adds are multiplied by theirs, logits are divided by theirs. rope.scaling.finetuned = false is how
 these files say that there is no rope at all."""
 
 from . import hyper as keys
@@ -7,13 +7,16 @@ from . import layers, rope
 
 
 def hyper(gguf):
-    hp = keys.read(gguf, "granite")
+    at = f"{gguf.arch}."
+    hp = keys.read(gguf, gguf.arch, experts=gguf.arch == "granitemoe")
+    if gguf.arch == "granitemoe":
+        hp = keys.with_experts(gguf, hp).with_(n_ff_shared=gguf.get_int(at + "expert_shared_feed_forward_length", default=0, lo=0, hi=1 << 24))
     return hp.with_(
-        embedding_scale=keys.optional(gguf, "granite.embedding_scale", 0.0) or 1.0,
-        attention_scale=keys.optional(gguf, "granite.attention.scale", 0.0),
-        residual_scale=keys.optional(gguf, "granite.residual_scale", 0.0) or 1.0,
-        logit_scale=1 / keys.positive(gguf, "granite.logit_scale", 1.0),
-        turns=gguf.get_bool("granite.rope.scaling.finetuned", default=True),
+        embedding_scale=keys.optional(gguf, at + "embedding_scale", 0.0) or 1.0,
+        attention_scale=keys.optional(gguf, at + "attention.scale", 0.0),
+        residual_scale=keys.optional(gguf, at + "residual_scale", 0.0) or 1.0,
+        logit_scale=1 / keys.positive(gguf, at + "logit_scale", 1.0),
+        turns=gguf.get_bool(at + "rope.scaling.finetuned", default=True),
     )
 
 
@@ -24,5 +27,6 @@ def build(g, hp):
         h = layers.norm(g, x, f"blk.{i}.attn_norm", hp)
         x = layers.residual(g, x, layers.attention(g, h, i, hp, table, "adjacent"), hp)
         h = layers.norm(g, x, f"blk.{i}.ffn_norm", hp)
-        x = layers.residual(g, x, layers.glu(g, h, i, hp, "silu"), hp)
+        y = layers.experts(g, h, i, hp) if hp.n_expert else layers.glu(g, h, i, hp, "silu")
+        x = layers.residual(g, x, g.add(y, layers.glu(g, h, i, hp, "silu", shared=True)) if hp.n_ff_shared else y, hp)
     layers.head(g, x, hp)

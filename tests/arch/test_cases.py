@@ -219,7 +219,7 @@ def test_cases_84_and_87_twenty_tokens_beside_llama_cpp(real_model, name):
 def test_case_87_which_pairs_turn(tmp_path):
     """Neighbours where the converter permuted rows of q and k, else pairs half a head apart."""
     kinds = {arch: {n.attrs["kind"] for n in graph(tmp_path, Spec(arch=arch)).nodes if n.op == "rope"} for arch in tiny_gguf.DECODERS}
-    neighbours = {"deepseek2", "ernie4_5", "internlm2", "xverse", "command-r", "cohere2", "llama", "granite", "mistral3", "smollm3"}
+    neighbours = {"deepseek2", "ernie4_5", "internlm2", "xverse", "command-r", "cohere2", "llama", *tiny_gguf.GRANITE, "mistral3", "smollm3"}
     assert kinds == {arch: {"adjacent" if arch in neighbours else "halves"} for arch in tiny_gguf.DECODERS}
 
 
@@ -239,12 +239,12 @@ def test_case_89_tied_embeddings(tmp_path, arch):
 def test_case_91_number_or_array_in_every_family(tmp_path, arch):
     """The three keys at once, once as a number each, once as an array; an array one too long or short is refused by its key."""
     names = ["attention.head_count", "attention.head_count_kv", "feed_forward_length"]
-    if arch == "lfm2":                  # where 0 in the array is another block
+    if arch in tiny_gguf.LFM:           # where 0 in the array is another block
         names.remove("attention.head_count_kv")
     n, kv = Spec(arch=arch).n_layer, 4 if arch == "bert" else 2
     values = {f"{arch}.{name}": value for name, value in zip(["attention.head_count", "attention.head_count_kv", "feed_forward_length"], (4, kv, 96))
               if name in names}
-    make = dict(arch=arch) if arch in ("bert", "lfm2") else dict(arch=arch, n_head_kv=(kv,), n_ff=(96,))
+    make = dict(arch=arch) if arch in ("bert", *tiny_gguf.LFM) else dict(arch=arch, n_head_kv=(kv,), n_ff=(96,))
     one, many = (graph(tmp_path, Spec(**make), keys={k: [v] * n if array else v for k, v in values.items()}) for array in (False, True))
     assert [(x.op, x.label, x.width, x.attrs) for x in one.nodes] == [(x.op, x.label, x.width, x.attrs) for x in many.nodes]
     for key, value in values.items():

@@ -40,6 +40,8 @@ FAMILIES = {
     "granite": Spec(arch="granite"),
     "mistral3": Spec(arch="mistral3", rope_scaling="yarn", rope_orig_ctx=16, rope_factor=8.0, yarn_log_multiplier=0.8, temperature=0.6),
     "lfm2": Spec(arch="lfm2"),
+    "granitemoe": Spec(arch="granitemoe"),
+    "lfm2moe": Spec(arch="lfm2moe"),
 }
 
 VARIANTS = {
@@ -60,6 +62,8 @@ VARIANTS = {
     "smollm3 yarn": Spec(arch="smollm3", rope_scaling="yarn", rope_orig_ctx=16, tied=True),
     "granite biases": Spec(arch="granite", biases=True, embedding_scale=0.0, attention_scale=0.0, residual_scale=0.0),
     "granite longrope": Spec(arch="granite", rope_scaling="longrope", longrope=True, rope_orig_ctx=16),
+    "granitemoe none shared": Spec(arch="granitemoe", n_shared=0, n_expert=5, n_expert_used=2, logit_scale=1.0, tied=True),
+    "lfm2moe softmax": Spec(arch="lfm2moe", gating=1, n_dense=2, n_ff_exp=32),
     "granite rope_freqs": Spec(arch="granite", rope_freqs=True),
     "mistral3 plain": Spec(arch="mistral3", biases=True),
     "mistral3 yarn": Spec(arch="mistral3", rope_scaling="yarn", rope_orig_ctx=16),
@@ -198,6 +202,7 @@ def test_a_layer_takes_as_few_instructions_as_llama_s(tmp_path, family):
     extra = {**side, **dict.fromkeys(("mixtral", "qwen3moe"), {"MM": 6.5}), "gpt-oss": {"MM": 8.5, "FFN": 0.0, "GLU": 1.0},
              "mistral3": {"EW": 1.0}, "granite": {"EW": 0.5}, "gemma2": {"EW": 0.25}, "deepseek2 lite": {"NORM": 3.5, "MM": 7.5, "FFN": 1.5, "EW": 0.5},
              "deepseek2": {"NORM": 4.5, "MM": 8.5, "FFN": 1.5, "EW": 0.5},
+             "granitemoe": {"MM": 7.5, "FFN": 2.0, "EW": 1.5}, "lfm2moe": {"MM": 6.0, "EW": 0.5, "KV": 0.5, "ATTN": 0.5},
              "lfm2": {"EW": 0.5, "KV": 0.5, "ATTN": 0.5}}      # every other layer convolves a product; the logits' scale and cap are one a model
 
     llama, found = per_layer(Spec(n_layer=FAMILIES[family].n_layer)), per_layer(FAMILIES[family])
@@ -384,7 +389,7 @@ def drawn(rng):
     arch = rng.choice([*(spec.arch for spec in FAMILIES.values()), "llama", "gemma3"])
     heads, d = rng.choice([1, 2, 3, 4, 6]), rng.choice([8, 16, 20, 32])
     kv = rng.choice([k for k in range(1, heads + 1) if heads % k == 0])
-    square = arch in ("qwen2", "phi3", "command-r", "cohere2", "lfm2")      # no head size of their own there
+    square = arch in ("qwen2", "phi3", "command-r", "cohere2", *tiny_gguf.LFM)      # no head size of their own there
     more = dict(n_embd=heads * d if square else rng.choice([24, 40, 64, 72]), head_dim=0 if square else d, n_layer=rng.choice([1, 2, 3, 5]))
     more["rope_scaling"] = rng.choice(["", "", "none", "linear", "yarn"])
     more["longrope"] = longrope = arch in ("phi3", "granite", "mistral3", "llama") and rng.random() < 0.4
@@ -398,7 +403,7 @@ def drawn(rng):
         more.update(temperature=rng.choice([0.0, 0.3]), yarn_log_multiplier=rng.choice([0.0, 0.5, 1.0]))
     if arch in ("gemma2", "gemma3", "cohere2", "gpt-oss"):
         more.update(window=rng.choice([1, 5, 30, 500]), window_pattern=rng.choice([0, 2, 3]))
-    if arch in ("llama", "qwen3moe", "gpt-oss") and (arch != "llama" or rng.random() < 0.5):
+    if arch in ("llama", "qwen3moe", "gpt-oss", "granitemoe", "lfm2moe") and (arch != "llama" or rng.random() < 0.5):
         n = rng.choice([2, 5, 16])
         more.update(n_expert=n, n_expert_used=rng.randrange(1, n + 1))
     if arch == "deepseek2":         # scores grow with the fourth power of attn_factor; with linear scaling llama.cpp changes them as well, and no file has it
@@ -410,7 +415,7 @@ def drawn(rng):
                     n_shared=rng.choice([1, 2]), q_latent=rng.choice([0, 0, 20, 32]), n_rot=rng.choice([2, 8, 34]), v_dim=rng.choice([5, 16, 40]),
                     n_still=rng.choice([6, 26, 30]) if joined else rng.choice([16, 48]), latent=rng.choice([16, 48, 80]),
                     yarn_log_multiplier=rng.choice([0.0, 0.0707, 0.1]), rope_scaling=rng.choice(["", "none", "yarn", "yarn"]))
-    if arch == "lfm2":
+    if arch in tiny_gguf.LFM:
         more.update(n_layer=rng.choice([2, 3, 5]), taps=rng.choice([2, 3, 4, 7]))
     if arch == "granite":
         more.update(embedding_scale=rng.choice([0.0, 2.0]), attention_scale=rng.choice([0.0, 0.4]), residual_scale=rng.choice([0.0, 0.3, 1.5]))
