@@ -9,6 +9,7 @@ a request, and the 80 positions that fit a minute said 0.88 to 1.18 where 1,000 
 """
 
 import os
+import shutil
 import subprocess
 
 import numpy as np
@@ -26,7 +27,7 @@ LOGITS = """
 import json, sys
 import numpy as np
 import llama_cpp
-model = llama_cpp.Llama(sys.argv[1], n_ctx=512, n_batch=512, logits_all=True, n_threads=2, n_threads_batch=2, verbose=False)
+model = llama_cpp.Llama(sys.argv[1], n_ctx=512, n_batch=512, logits_all=True, n_threads=1, n_threads_batch=1, verbose=False)
 rows = []
 for ids in json.loads(sys.stdin.read()):
     model.reset()
@@ -71,12 +72,19 @@ def measures(exact, rows):
     return float(np.mean(kl)), float((exact.argmax(axis=-1) == rows.argmax(axis=-1)).mean())
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """Emptied after each test: a run's models are 10 GB."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
 @pytest.mark.parametrize("name", list(mixes.known()), ids=str.lower)
-def test_as_near_as_llama_cpp(name, truth, f32_copy, tmp_path, record_property):
+def test_as_near_as_llama_cpp(name, truth, f32_copy, folder, record_property):
     texts, exact = truth
-    path = tmp_path / "q.gguf"
+    path = folder / "q.gguf"
     report = pyengine.quantize(f32_copy("smollm2"), path, name)
-    kl_theirs, same_theirs = measures(exact, theirs(path, texts, tmp_path))
+    kl_theirs, same_theirs = measures(exact, theirs(path, texts, folder))
     kl_ours, same_ours = measures(exact, ours(path, texts))
     figures = (f"{name}: {report.bits_per_weight:.2f} bits, KL {kl_ours:.3e} beside {kl_theirs:.3e} ({kl_ours / max(kl_theirs, 1e-12):.3f}), "
                f"same best {same_ours:.3f} beside {same_theirs:.3f}")
