@@ -134,7 +134,7 @@ def with_experts(gguf, hp, shared_width=False):
     used = gguf.get_int(at + "expert_used_count", lo=1, hi=n)
     return hp.with_(n_expert=n, n_expert_used=used,
                     n_ff_expert=gguf.get_int(at + "expert_feed_forward_length", default=max(1, hp.n_ff[0] // (used if shared_width else 1)),
-                                                 lo=1, hi=1 << 24))
+                                             lo=1, hi=1 << 24))
 
 
 def windows(gguf, arch, n_layer, *, period, default=None):

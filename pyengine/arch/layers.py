@@ -62,18 +62,17 @@ def attention(g, x, layer, hp, table, kind, *, norms=False, sinks=False):
 def glu(g, x, layer, hp, act, *, joined=False, shared=False):
     """down(act(gate(x)) * up(x)), the feed-forward of Shazeer 2020 (arXiv:2002.05202). joined: the gate is the first
     half of ffn_up's rows. shared: the one beside a layer's experts."""
-    at, n_ff = f"blk.{layer}.ffn_", hp.n_ff[layer]
-    if shared:
-        gate, up, down = (f"{at}{name}_shexp.weight" for name in ("gate", "up", "down"))
-        gate, up = (g.linear(x, g.weight(name, hp.n_embd, hp.n_ff_shared)) for name in (gate, up))
-        return g.linear(g.mul(g.act(gate, act), up), g.weight(down, hp.n_ff_shared, hp.n_embd))
+    at, end, n_ff = f"blk.{layer}.ffn_", "_shexp" if shared else "", hp.n_ff_shared if shared else hp.n_ff[layer]
+
+    def product(x, name, columns, rows):
+        return g.linear(x, g.weight(f"{at}{name}{end}.weight", columns, rows), g.optional_vector(f"{at}{name}{end}.bias", rows))
+
     if joined:
         both, bias = g.weight(at + "up.weight", hp.n_embd, 2 * n_ff), g.optional_vector(at + "up.bias", 2 * n_ff)
         gate, up = (g.linear(x, g.part(both, first, n_ff), bias and g.part(bias, first, n_ff)) for first in (0, n_ff))
     else:
-        gate = g.linear(x, g.weight(at + "gate.weight", hp.n_embd, n_ff), g.optional_vector(at + "gate.bias", n_ff))
-        up = g.linear(x, g.weight(at + "up.weight", hp.n_embd, n_ff), g.optional_vector(at + "up.bias", n_ff))
-    return g.linear(g.mul(g.act(gate, act), up), g.weight(at + "down.weight", n_ff, hp.n_embd), g.optional_vector(at + "down.bias", hp.n_embd))
+        gate, up = (product(x, name, hp.n_embd, n_ff) for name in ("gate", "up"))
+    return product(g.mul(g.act(gate, act), up), "down", n_ff, hp.n_embd)
 
 
 def experts(g, x, layer, hp, kind="softmax", act="silu", *, normalize=True):

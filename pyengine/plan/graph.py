@@ -82,7 +82,7 @@ class Graph:
         self.hidden = self.output = None        # rows of the wanted tokens before the head; what the head makes of them
         self.both = False                       # attention sees what comes after a token, too
         self.labels = 0                         # rows of a classifier, which is the head in place of the vocabulary's
-        self.n_used = 0                          # experts that a token takes; 0: there are none
+        self.n_used = 0                         # experts that a token takes; 0: there are none
         self.heads = 0                          # heads that have matrices of their own (head_linear); 0: there are none
         self.used = set()
 
