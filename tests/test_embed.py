@@ -21,7 +21,9 @@ from pyengine.native import TIERS, lib, rows
 
 BERT = Spec(arch="bert", n_ctx_train=300, pooling=1)
 QWEN3 = Spec(arch="qwen3", head_dim=24, pooling=3)
+NOMIC = Spec(arch="nomic-bert", n_ctx_train=300, pooling=1, rope_base=1000.0)
 RANK = dataclasses.replace(BERT, pooling=4, labels=1)
+FAMILIES = {"bert": BERT, "nomic-bert": NOMIC, "qwen3": QWEN3}
 ACT_OF = {r.wtype: r.act for r in rows()}
 ABLE = [name for name, bits in TIERS.items() if bits & lib.pe_cpu_isa() == bits]
 COSINE = 0.9999
@@ -108,12 +110,12 @@ def cosines(a, b):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
-@pytest.mark.parametrize("family", ["bert", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_200_texts_beside_llama_cpp(tmp_path, family, pooling):
-    """BGE's vocabulary around a tiny bert, texts as such: so the tokens around them agree, too. The tiny vocabulary around qwen3."""
+    """BGE's vocabulary around tiny encoders, texts as such: so the tokens around them agree, too. The tiny vocabulary around qwen3."""
     texts = list(sentences(200))
-    if family == "bert":
-        path = bge(tmp_path, BERT)
+    if family != "qwen3":
+        path = bge(tmp_path, FAMILIES[family])
     else:
         path, rng = write(tmp_path, QWEN3), random.Random(1)
         texts = [[rng.randrange(3, 320) for _ in range(rng.choice((1, 3, 17, 60, 140)))] for _ in texts]
@@ -126,9 +128,9 @@ def test_200_texts_beside_llama_cpp(tmp_path, family, pooling):
     assert found.shape == (200, 64) and worst >= COSINE
 
 
-@pytest.mark.parametrize("family", ["bert", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_row_beside_llama_cpp(tmp_path, family):
-    path, rng = write(tmp_path, {"bert": BERT, "qwen3": QWEN3}[family]), random.Random(2)
+    path, rng = write(tmp_path, FAMILIES[family]), random.Random(2)
     texts = [[rng.randrange(5, 320) for _ in range(1 + i % 20)] for i in range(200)]
     with Oracle(path, "none") as oracle, Llama(path) as llm:
         found = llm.embed(texts, pooling="none")
@@ -159,21 +161,23 @@ def test_200_scores_beside_llama_cpp(tmp_path, spec):
     assert cosines(a - a.mean(), b - b.mean()) >= COSINE
 
 
-def test_one_thing_wrong_is_far_from_llama_cpp(tmp_path):
+@pytest.mark.parametrize("spec", [BERT, NOMIC], ids=["bert", "nomic-bert"])
+def test_one_thing_wrong_is_far_from_llama_cpp(tmp_path, spec):
     rng = random.Random(4)
     texts = [[rng.randrange(5, 320) for _ in range(40)] for _ in range(3)]
-    with Oracle(write(tmp_path, BERT), "mean") as oracle:
+    with Oracle(write(tmp_path, spec), "mean") as oracle:
         expected = oracle.embed(texts)
-    for wrong in tiny_gguf.WRONG["bert"]:
-        with Llama(write(tmp_path, BERT, wrong.replace(" ", "_") + ".gguf", wrong=wrong)) as llm:
+    for wrong in tiny_gguf.WRONG[spec.arch]:
+        with Llama(write(tmp_path, spec, wrong.replace(" ", "_") + ".gguf", wrong=wrong)) as llm:
             worst = cosines(llm.embed(texts), expected).min()
         print(f"a wrong {wrong}: cosine {worst:.6f}")
         assert 1 - worst > 3 * (1 - COSINE), wrong
 
 
+@pytest.mark.parametrize("spec", [BERT, NOMIC], ids=["bert", "nomic-bert"])
 @pytest.mark.parametrize("weight_type", ["Q8_0", "Q4_0", "Q4_K"])
-def test_quantized_beside_llama_cpp(tmp_path, weight_type):
-    spec = dataclasses.replace(BERT, weight_type=weight_type, n_embd=256, n_ff=256)
+def test_quantized_beside_llama_cpp(tmp_path, weight_type, spec):
+    spec = dataclasses.replace(spec, weight_type=weight_type, n_embd=256, n_ff=256)
     path, rng = write(tmp_path, spec), random.Random(5)
     texts = [[rng.randrange(5, 320) for _ in range(n)] for n in (3, 20, 90)]
     with Oracle(path, "mean") as oracle:
@@ -185,7 +189,7 @@ def test_quantized_beside_llama_cpp(tmp_path, weight_type):
 # ---- one answer -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [BERT, QWEN3, dataclasses.replace(BERT, n_embd=256, n_ff=256, weight_type="Q8_0")], ids=["bert", "qwen3", "bert q8_0"])
+@pytest.mark.parametrize("spec", [BERT, NOMIC, QWEN3, dataclasses.replace(BERT, n_embd=256, n_ff=256, weight_type="Q8_0")], ids=["bert", "nomic-bert", "qwen3", "bert q8_0"])
 def test_alone_in_a_batch_on_every_tier_the_same_bits(tmp_path, spec):
     """Texts of all lengths up to the context, in whatever steps they come to run. Case 147: order, and equal texts."""
     path, rng = write(tmp_path, spec), random.Random(6)
@@ -202,7 +206,7 @@ def test_alone_in_a_batch_on_every_tier_the_same_bits(tmp_path, spec):
             assert np.array_equal(llm.embed([texts[i] for i in few], pooling="last").view(np.int32), together[few]), isa
 
 
-@pytest.mark.parametrize("spec", [BERT, dataclasses.replace(RANK, labels=3), QWEN3], ids=["bert", "bert rank", "qwen3"])
+@pytest.mark.parametrize("spec", [BERT, NOMIC, dataclasses.replace(RANK, labels=3), QWEN3], ids=["bert", "nomic-bert", "bert rank", "qwen3"])
 def test_beside_the_reference(tmp_path, spec):
     from pyengine.plan import reference
 

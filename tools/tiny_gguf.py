@@ -18,7 +18,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from tiny_spec import (CHATML, COHERE, DECODERS, GEMMA, GRANITE, LFM, SMALL_TYPES, WEIGHT_TYPES, WRONG, WRONG_EXPERTS, WRONG_KEYS, Spec,  # noqa: E402, F401
+from tiny_spec import (CHATML, COHERE, DECODERS, ENCODERS, GEMMA, GRANITE, LFM, SMALL_TYPES, WEIGHT_TYPES, WRONG, WRONG_EXPERTS, WRONG_KEYS, Spec,  # noqa: E402, F401
                        wrong_of)
 from tiny_vocab import WORDS, bpe_vocabulary, vocabulary_keys, wordpiece_keys  # noqa: E402, F401
 from tiny_weights import make_wrong, weights  # noqa: E402
@@ -70,7 +70,7 @@ def metadata(spec):
         f"{a}.feed_forward_length": list(ff) if len(ff) > 1 else ff[0],
         f"{a}.attention.head_count": spec.n_head,
         f"{a}.attention.head_count_kv": list(kv) if len(kv) > 1 else kv[0],
-        f"{a}.attention.layer_norm{'' if a in (*COHERE, 'bert') else '_rms'}_epsilon": spec.eps,
+        f"{a}.attention.layer_norm{'' if a in (*COHERE, *ENCODERS) else '_rms'}_epsilon": spec.eps,
         f"{a}.rope.freq_base": spec.rope_base,
     }
     if spec.head_dim:
@@ -118,10 +118,11 @@ def metadata(spec):
         optional = {"attention.temperature_scale": spec.temperature, "rope.scaling.yarn_log_multiplier": spec.yarn_log_multiplier}
     optional["rope.scaling.attn_factor"] = spec.rope_attn_factor
     keys.update({f"{a}.{name}": value for name, value in optional.items() if value})
+    if a in ENCODERS:
+        keys[f"{a}.attention.causal"] = False
+        del keys[f"{a}.attention.head_count_kv"]
     if a == "bert":
-        keys["bert.attention.causal"] = False
         del keys["bert.rope.freq_base"]
-        del keys["bert.attention.head_count_kv"]
     if spec.pooling >= 0:
         keys[f"{a}.pooling_type"] = spec.pooling
     if spec.labels > 1:

@@ -28,19 +28,21 @@ WRONG = {
     "lfm2": ("rope", "norm", "head norm", "taps", "gates"),
     "lfm2moe": ("rope", "norm", "head norm", "gates"),
     "bert": ("norm", "scale", "bias", "positions", "types", "direction"),
+    "nomic-bert": ("rope", "norm", "scale", "types", "direction"),
     "deepseek2": ("rope", "norm", "scale", "latent norm", "latent order", "shared expert", "expert weights"),
 }
-DECODERS = tuple(arch for arch in WRONG if arch != "bert")
+ENCODERS = ("bert", "nomic-bert")
+DECODERS = tuple(arch for arch in WRONG if arch not in ENCODERS)
 WRONG_EXPERTS = ("expert order", "experts used")  # as well, where there are experts
 EXPERTS = {"qwen3moe": (8, 3), "gpt-oss": (8, 3), **dict.fromkeys(("deepseek2", "granitemoe", "lfm2moe"), (8, 3))}  # experts, and how many a token takes; llama has them where the spec says so
-HALVES = ("gpt-oss", "exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "lfm2", "lfm2moe", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
+HALVES = ("gpt-oss", "exaone", "pangu-embedded", "gemma", "gemma2", "gemma3", "lfm2", "lfm2moe", "nomic-bert", "phi3", "qwen2", "qwen3", "qwen3moe")  # rope turns pairs half a head apart
 GRANITE, LFM = ("granite", "granitemoe"), ("lfm2", "lfm2moe")
 DENSE_FIRST = ("deepseek2", "lfm2moe")  # the first n_dense layers have no experts
 GEMMA = ("gemma2", "gemma3")  # norms behind the blocks
 COHERE = ("command-r", "cohere2")  # layer norms, one a layer
 LAYERS = {"cohere2": 4, "gemma2": 4, "gemma3": 6, "lfm2": 4, "lfm2moe": 4, "smollm3": 4}  # else two: gemma3's sixth is global, smollm3's fourth has no rope
 BIASES = {"llama": "qkvof", "granite": "qkvof", "mistral3": "qkvof", "qwen2": "qkv", "smollm3": "qkv", "pangu-embedded": "qkvo", "gpt-oss": "qkvoe",
-          "bert": "qkvof"}  # o: output, f: feed-forward, e: experts and router
+          "bert": "qkvofn", "nomic-bert": "n"}  # o: output, f: feed-forward, e: experts and router, n: norms
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -82,7 +84,7 @@ class Spec:
     eps: float = 1e-5
     tied: bool = False
     biases: bool = False  # where BIASES says; qwen2 always has them
-    fused: bool = False  # q, k and v in one tensor; phi3 always
+    fused: bool = False  # q, k and v in one tensor; phi3 and nomic-bert always
     rope_base: float = 10000.0
     rope_freqs: bool = False  # llama: rope_freqs.weight, one factor per pair
     rope_scaling: str = ""  # "", "none", "linear", "yarn", "old" (rope.scale_linear)
@@ -120,11 +122,13 @@ class Spec:
             if len(value) not in (1, self.n_layer):
                 raise ValueError(f"{name}: {len(value)} values for {self.n_layer} layers")
             object.__setattr__(self, name, value)
+        if self.arch in ENCODERS:
+            object.__setattr__(self, "n_head_kv", (self.n_head,))
         if self.arch in LFM and len(self.n_head_kv) == 1:
             object.__setattr__(self, "n_head_kv", tuple(i % 2 * self.n_head_kv[0] for i in range(self.n_layer)))
         if (self.biases and self.arch not in BIASES) or (self.rope_freqs and self.arch not in ("llama", "granite", "mistral3")):
             raise ValueError(f"{self.arch} has no biases, or no rope_freqs")
-        for name, arch, value in (("biases", ("qwen2", "gpt-oss", "bert"), True), ("fused", ("phi3",), True), ("selection_bias", ("lfm2moe",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
+        for name, arch, value in (("biases", ("qwen2", "gpt-oss", *ENCODERS), True), ("fused", ("phi3", "nomic-bert"), True), ("selection_bias", ("lfm2moe",), True), ("tied", ("gemma", "gemma2", *COHERE), True)):
             if self.arch in arch:
                 object.__setattr__(self, name, value)
         experts, used = EXPERTS.get(self.arch, (0, 2 if self.n_expert else 0))

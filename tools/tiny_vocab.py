@@ -3,6 +3,8 @@
 Not a tokenizer. Imported by tiny_gguf.py only.
 """
 
+from tiny_spec import ENCODERS
+
 WORDS = ("the", "and", "ing", "hello", "world", "one", "two", "red", "blue", "cat", "dog", "stone", "river")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -75,7 +77,7 @@ def bpe_vocabulary(n):
 
 def vocabulary_keys(spec):
     """The keys of a tokenizer."""
-    if spec.arch == "bert" and spec.vocabulary == "spm":
+    if spec.arch in ENCODERS and spec.vocabulary == "spm":
         return wordpiece_keys(spec.n_vocab)
     keys = {}
     if spec.vocabulary == "spm":

@@ -5,7 +5,7 @@ Not how they are stored (tiny_gguf.py, the only importer). Needs numpy.
 
 import math
 
-from tiny_spec import BIASES, COHERE, DENSE_FIRST, GEMMA, GRANITE, HALVES, LFM, WRONG_KEYS, wrong_of
+from tiny_spec import BIASES, COHERE, DENSE_FIRST, ENCODERS, GEMMA, GRANITE, HALVES, LFM, WRONG_KEYS, wrong_of
 
 
 def weights(spec):
@@ -36,8 +36,9 @@ def weights(spec):
             if f"{blk}ffn_{name}_exps.bias" in out:
                 out[f"{blk}ffn_{name}_exps.bias"] = out[f"{blk}ffn_{name}_exps.bias"].reshape(spec.n_expert, rows)
 
-    if spec.arch == "bert":
+    if spec.arch in ENCODERS:
         return encoder_weights(spec, out, matrix, norm, bias)
+
     def latent(blk):
         """The attention of deepseek2. attn_kv_b holds for each head what attn_k_b holds, transposed, and what attn_v_b holds."""
         n, d, columns = spec.n_head, spec.d_head, spec.n_embd
@@ -131,14 +132,19 @@ def weights(spec):
 
 
 def encoder_weights(spec, out, matrix, norm, bias):
-    """bert: the norms behind the blocks, with biases; positions and types as loud as the tokens, so that they show."""
+    """The norms behind the blocks, with biases; positions and types as loud as the tokens, so that they show. nomic-bert: rope
+    in the place of positions, a gate, and no biases but the norms'."""
+    import numpy as np
+
+    nomic = spec.arch == "nomic-bert"
 
     def layer_norm(name):
         norm(name + ".weight", spec.n_embd)
-        bias(name + ".bias", spec.n_embd)
+        bias(name + ".bias", spec.n_embd, kind="n")
 
     matrix("token_embd.weight", spec.n_vocab + spec.extra_rows, spec.n_embd, 3.0)
-    matrix("position_embd.weight", spec.n_ctx_train, spec.n_embd, 3.0)
+    if not nomic:
+        matrix("position_embd.weight", spec.n_ctx_train, spec.n_embd, 3.0)
     matrix("token_types.weight", 2, spec.n_embd, 3.0)
     layer_norm("token_embd_norm")
     for i in range(spec.n_layer):
@@ -146,9 +152,13 @@ def encoder_weights(spec, out, matrix, norm, bias):
         for part, gain in (("q", 2.0), ("k", 1.0), ("v", 1.0)):
             matrix(f"{blk}attn_{part}.weight", spec.n_embd, spec.n_embd, gain)
             bias(f"{blk}attn_{part}.bias", spec.n_embd)
+        if spec.fused:
+            out[blk + "attn_qkv.weight"] = np.concatenate([out.pop(f"{blk}attn_{part}.weight") for part in "qkv"])
         matrix(blk + "attn_output.weight", spec.n_embd, spec.n_embd, 1.5)
         bias(blk + "attn_output.bias", spec.n_embd, 0.2)
         layer_norm(blk + "attn_output_norm")
+        if nomic:
+            matrix(blk + "ffn_gate.weight", ff, spec.n_embd)
         matrix(blk + "ffn_up.weight", ff, spec.n_embd)
         bias(blk + "ffn_up.bias", ff)
         matrix(blk + "ffn_down.weight", spec.n_embd, ff, 1.5)
@@ -220,7 +230,7 @@ def make_wrong(spec, arrays, what):
             raise ValueError("wrong: 'bias' needs biases=True")
         del arrays["blk.0.attn_q.bias"]
     elif what == "norm":
-        others = {"bert": "attn_output_norm", **dict.fromkeys((*GEMMA, "gpt-oss"), "post_attention_norm"), **dict.fromkeys(COHERE, "attn_norm")}
+        others = {**dict.fromkeys(ENCODERS, "attn_output_norm"), **dict.fromkeys((*GEMMA, "gpt-oss"), "post_attention_norm"), **dict.fromkeys(COHERE, "attn_norm")}
         name = f"blk.1.{others.get(spec.arch, 'ffn_norm')}.weight"
         arrays[name] = np.ones_like(arrays[name])
     else:

@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "lfm2moe": "lfm2",
     "llama": "llama",
     "mistral3": "mistral3",
+    "nomic-bert": "nomic_bert",
     "pangu-embedded": "qwen2",
     "phi3": "phi3",
     "qwen2": "qwen2",

@@ -12,16 +12,11 @@ def hyper(gguf):
 
 
 def build(g, hp):
-    x = layers.embed(g, hp)
-    if g.has("token_types.weight"):
-        x = g.add(x, g.embed_first(g.weight("token_types.weight", hp.n_embd, g.rows("token_types.weight"))))
+    x = layers.one_sentence(g, layers.embed(g, hp), hp)
     x = g.add(x, g.embed_position(g.weight("position_embd.weight", hp.n_embd, hp.n_ctx_train)))
     x = layers.norm(g, x, "token_embd_norm", hp)
     for i in range(hp.n_layer):
         at = f"blk.{i}."
         x = layers.norm(g, g.add(x, layers.attention(g, x, i, hp, None, "")), at + "attn_output_norm", hp)
         x = layers.norm(g, g.add(x, layers.mlp(g, x, i, hp, "gelu_erf")), at + "layer_output_norm", hp)
-    x = g.embeddings(g.wanted(x))
-    if g.has("cls.output.weight") or g.has("cls.weight"):
-        layers.classifier(g, x, hp)
-    g.check_all_used()
+    layers.rows(g, x, hp)

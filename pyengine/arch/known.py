@@ -51,7 +51,7 @@ PLANNED = {
     "minimax-m2": ("words", "qwen3moe"), "minimax-m3": ("sparse", "qwen3moe"), "mistral4": ("words", "deepseek2"),
     "modern-bert": ("both", "bert"), "mpt": ("alibi", "llama"), "muse-glimmer": ("windows", "gemma3"), "nanbeige": ("blocks", "llama"),
     "nemotron": ("ff", "llama"), "nemotron_h": ("recurrence", "llama"), "nemotron_h_moe": ("recurrence", "llama"),
-    "neo-bert": ("words", "bert"), "nomic-bert": ("words", "bert"), "nomic-bert-moe": ("words", "bert"), "olmo": ("clamp", "llama"),
+    "neo-bert": ("words", "bert"), "nomic-bert-moe": ("words", "bert"), "olmo": ("clamp", "llama"),
     "olmo2": ("words", "qwen3"), "olmoe": ("words", "qwen3moe"), "openelm": ("blocks", "qwen3"), "orion": ("words", "llama"),
     "paddleocr": ("sections", "llama"), "phi2": ("words", "phi3"), "phimoe": ("words", "phi3"), "plamo": ("words", "llama"),
     "plamo2": ("recurrence", "llama"), "plamo3": ("words", "gemma3"), "plm": ("words", "deepseek2"), "qwen": ("words", "qwen2"),

@@ -10,6 +10,12 @@ def embed(g, hp):
     return g.embed(g.weight("token_embd.weight", hp.n_embd, hp.n_vocab), scale=hp.embedding_scale)
 
 
+def one_sentence(g, x, hp):
+    """x plus what a token's type adds, where an encoder's file has types: all tokens are of the first, as in one sentence."""
+    name = "token_types.weight"
+    return g.add(x, g.embed_first(g.weight(name, hp.n_embd, g.rows(name)))) if g.has(name) else x
+
+
 def norm(g, x, name, hp):
     weight = g.vector(f"{name}.weight", hp.n_embd)
     if hp.norm == "rms":
@@ -97,6 +103,14 @@ def mlp(g, x, layer, hp, act):
     at, n_ff = f"blk.{layer}.ffn_", hp.n_ff[layer]
     up = g.linear(x, g.weight(at + "up.weight", hp.n_embd, n_ff), g.optional_vector(at + "up.bias", n_ff))
     return g.linear(g.act(up, act), g.weight(at + "down.weight", n_ff, hp.n_embd), g.optional_vector(at + "down.bias", hp.n_embd))
+
+
+def rows(g, x, hp):
+    """The end of an encoder: its rows, and of a reranker the classifier; the others have no head."""
+    x = g.embeddings(g.wanted(x))
+    if g.has("cls.output.weight") or g.has("cls.weight"):
+        classifier(g, x, hp)
+    g.check_all_used()
 
 
 def classifier(g, x, hp):

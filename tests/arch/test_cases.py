@@ -241,10 +241,10 @@ def test_case_91_number_or_array_in_every_family(tmp_path, arch):
     names = ["attention.head_count", "attention.head_count_kv", "feed_forward_length"]
     if arch in tiny_gguf.LFM:           # where 0 in the array is another block
         names.remove("attention.head_count_kv")
-    n, kv = Spec(arch=arch).n_layer, 4 if arch == "bert" else 2
+    n, kv = Spec(arch=arch).n_layer, 4 if arch in tiny_gguf.ENCODERS else 2
     values = {f"{arch}.{name}": value for name, value in zip(["attention.head_count", "attention.head_count_kv", "feed_forward_length"], (4, kv, 96))
               if name in names}
-    make = dict(arch=arch) if arch in ("bert", *tiny_gguf.LFM) else dict(arch=arch, n_head_kv=(kv,), n_ff=(96,))
+    make = dict(arch=arch) if arch in (*tiny_gguf.ENCODERS, *tiny_gguf.LFM) else dict(arch=arch, n_head_kv=(kv,), n_ff=(96,))
     one, many = (graph(tmp_path, Spec(**make), keys={k: [v] * n if array else v for k, v in values.items()}) for array in (False, True))
     assert [(x.op, x.label, x.width, x.attrs) for x in one.nodes] == [(x.op, x.label, x.width, x.attrs) for x in many.nodes]
     for key, value in values.items():
