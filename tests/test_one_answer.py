@@ -28,7 +28,8 @@ N_PROMPT, N_GREEDY = 300, 20
 N_CTX = 640
 # both sides of pages (64) and of attention chunks (256), and the ends
 EDGES = (0, 1, 62, 63, 64, 65, 127, 128, 200, 254, 255, 256, 257, 298, 299)
-EVERYWHERE = tuple(range(N_PROMPT)) if os.environ.get("PYENGINE_CAMPAIGN") else EDGES
+WHOLE = bool(os.environ.get("PYENGINE_CAMPAIGN"))
+EVERYWHERE = tuple(range(N_PROMPT)) if WHOLE else EDGES
 OTHERS = (29, 17, 41)  # rows that the other sequences add to each step, where chunks are longer than one
 
 
@@ -181,7 +182,8 @@ def test_whole_grid(model, real_model, monkeypatch):
         [plain.tier, *other_tiers()], (1, 2, 3, 5), (1, 7, 64, N_PROMPT), (False, True)
     ):
         way = Way(tier, threads, chunk, batch)
-        if way != plain:
+        # Which rows a thread takes is no matter of the tier's: 3 threads show it for the others, all counts by hand.
+        if way != plain and (tier == plain.tier or threads == 3 or WHOLE):
             check(expected, answer(path, way, EVERYWHERE, monkeypatch), way)
 
 
