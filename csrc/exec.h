@@ -1,4 +1,4 @@
-/* exec.h: a bound program, as exec.c, exec_mm.c, exec_attn.c, exec_experts.c and exec_bind.c share it. */
+/* exec.h: a bound program, as exec.c, exec_mm.c, exec_attn.c, exec_experts.c, exec_state.c and exec_bind.c share it. */
 #ifndef PE_EXEC_H
 #define PE_EXEC_H
 #include <stdatomic.h>

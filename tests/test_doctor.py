@@ -98,6 +98,15 @@ def test_limits_of_a_model(run, model):
     assert code == 0 and "limit" in out and "reached" not in out
 
 
+@pytest.mark.parametrize("arch", ["deepseek2", "qwen3moe"])
+def test_matrices_of_heads_and_experts_are_no_part_of_the_head(run, tmp_path, arch):
+    """Of a token; the head is the vocabulary's rows alone."""
+    path = write(tmp_path / "m.gguf", Spec(arch=arch))
+    code, out, _ = run("doctor", str(path), "--json")
+    m = json.loads(out)["model"]
+    assert code == 0 and m["macs_of_head"] == 64 * 331 and m["macs_per_token"] > 0
+
+
 @pytest.mark.parametrize("argv, said", [(["--run"], "--run"), (["x.gguf", "--run", "--quick"], "--run"), (["/no/such.gguf", "--quick"], "/no/such.gguf")])
 def test_errors(run, argv, said):
     code, _, err = run("doctor", *argv)

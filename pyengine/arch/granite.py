@@ -1,6 +1,6 @@
 """granite: the dense models of Granite 3 and 4, and as granitemoe those with experts (IBM 2024): llama with four numbers:
-embeddings, attention scores and what each block adds are multiplied by theirs, logits are divided by theirs. rope.scaling.finetuned = false is how
-these files say that there is no rope at all."""
+embeddings, attention scores and what each block adds are multiplied by theirs, logits are divided by theirs.
+rope.scaling.finetuned = false is how these files say that there is no rope at all."""
 
 from . import hyper as keys
 from . import layers, rope

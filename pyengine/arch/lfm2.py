@@ -1,5 +1,6 @@
-"""lfm2: LFM2 and LFM2.5, as lfm2moe with experts behind its first layers (Liquid AI 2025, arXiv:2511.23404): where a layer has no KV heads, a short convolution between two
-gates stands for attention; the others are qwen3's. The last norm goes by the name of token_embd_norm."""
+"""lfm2: LFM2 and LFM2.5, as lfm2moe with experts behind its first layers (Liquid AI 2025, arXiv:2511.23404): where a layer
+has no KV heads, a short convolution between two gates stands for attention; the others are qwen3's. The last norm goes by the
+name of token_embd_norm."""
 
 from ..errors import GGUFError, UnsupportedError
 from . import hyper as keys

@@ -154,7 +154,7 @@ def limits(name: str, args, report: dict, say) -> dict:
         for i in program.instrs:
             size += tune.token_bytes(program, i)
             for w in tune.matrices(i):
-                if i.count not in ("tokens", "pairs"):
+                if i.count in ("wanted", "logits"):
                     head += w.width * w.rows
                 else:
                     macs += w.width * w.rows * program.graph.per_token(i.count)
